@@ -17,8 +17,8 @@ from esper.runtime import registry
 from esper.runtime.task import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import RunSummary, run_training
+from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import blueprint_of
 from esper.tamiyo.policy.features import Observation
 
 BATCH = "branching"
@@ -133,11 +133,11 @@ class BranchingActor:
         self.branching, self.env = branching, env
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._begun = environments, episode
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
+        """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
         if step == 0:
             self._prepare(self.env.current_tasks, observation.slots.shape[1])
         decided, masks = self._decision <= step, observation.masks

@@ -17,7 +17,7 @@ from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from oracles.naive import NaiveHost, NaiveSeed, naive_host

@@ -28,10 +28,9 @@ from torch import Tensor
 from esper.karn.ladder import points, points_text
 from esper.runtime.tasks import Task
 from esper.simic.evaluation.play import Outcome, Population, Rules, play, tasks_of_groups
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.baselines import NeverActor
-from esper.tamiyo.plans import PLACES, blueprint_of
+from esper.tamiyo.baselines import Actor, NeverActor, blueprint_of
+from esper.tamiyo.plans import PLACES
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -39,8 +38,7 @@ from esper.tamiyo.policy.features import (
     SIZE_FEATURES,
     SLOT_FEATURES,
 )
-from esper.tamiyo.rule import RuleActor
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, smallest_trial
+from esper.tamiyo.try_and_keep import RuleActor, Trial, TryAndKeepActor, trial_of
 
 Floats = NDArray[np.float64]
 DELAYS = 1, 3
@@ -107,7 +105,7 @@ class ToldActor(TryAndKeepActor):
         self.wrong = wrong
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         super().begin(environments, episode)
         self._planted |= self.wrong
 
@@ -116,7 +114,7 @@ def told_actor(env: GrowthEnv) -> Actor:
     """Return an actor whose member m of every group plays ``TOLD[m]``."""
     tasks = [task for task in tasks_of_groups(env) for _ in TOLD]
     rules = [rule for _ in tasks_of_groups(env) for rule in TOLD]
-    trial = smallest_trial(tasks, env.slot_count, env.config.episode_length)
+    trial = trial_of([task.host.slots for task in tasks], env.slot_count, env.config.episode_length)
     wrong = torch.ones(len(tasks), env.slot_count, dtype=torch.bool)
     for row, (task, rule) in enumerate(zip(tasks, rules, strict=True)):
         for s, slot in enumerate(task.host.slots):
@@ -190,7 +188,7 @@ def main() -> int:
     never, empty = played(hosts, lambda env: NeverActor(), 1, work / "never.json")
     rule, seeds = played(
         hosts,
-        lambda env: RuleActor(lambda: env.current_tasks, env.config.episode_length),
+        lambda env: RuleActor(lambda: env.current_slots, env.config.episode_length),
         1,
         work / "rule.json",
     )

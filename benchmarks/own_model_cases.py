@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from esper.own_models.growing import grow
+from esper.own_models.objectives import Validation
 from esper.runtime.data import digits
 from esper.runtime.text import BITS_PER_NAT, SHIPPED, text
-from esper.simic.own_models.growing import grow
-from esper.tolaria.own_model.validation import Validation
 
 CONTEXT = 64
 """Bytes in a window of the text."""

@@ -24,14 +24,13 @@ from reporting import made_on, new_parser, publish, table
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from esper.simic.own_models.controller import Growth
-from esper.simic.own_models.model_check import check
+from esper.own_models.controller import Growth
+from esper.own_models.grafted_model import parameter_count
+from esper.own_models.model_check import check
+from esper.own_models.objectives import Evaluator, objective
+from esper.own_models.training_loop import Training
 from esper.tamiyo.baselines import NeverActor
 from esper.tolaria.memory import peak_resident
-from esper.tolaria.own_model.grafted_model import parameter_count
-from esper.tolaria.own_model.objectives import objective
-from esper.tolaria.own_model.training_loop import Training
-from esper.tolaria.own_model.validation import Evaluator
 
 TIME_LIMIT, MEMORY_LIMIT = 1.10, 1.30
 """Largest ratios to the plain loop that are accepted."""

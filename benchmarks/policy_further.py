@@ -31,12 +31,12 @@ from esper.simic.evaluation.play import (
 from esper.simic.evaluation.rules import RULES
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.trials import TurnPlan
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.baselines import Actor, blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.plans import NEVER, Plan, blueprint_of, library, schedule
-from esper.tamiyo.try_and_keep import TryAndKeepActor, smallest_trial
+from esper.tamiyo.plans import NEVER, Plan, library, schedule
+from esper.tamiyo.try_and_keep import TryAndKeepActor, trial_of
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 
 FURTHER = range(HELD_OUT_DRAWS + 2000, HELD_OUT_DRAWS + 2256)
@@ -94,7 +94,7 @@ def turn_actor(env: GrowthEnv, turn: TurnPlan, first: float) -> Actor:
     """Try in turn, with a seed of size ``first`` in the first slot."""
     tasks = tasks_of_groups(env)
     turns = turns_of(
-        tasks,
+        [task.host.slots for task in tasks],
         env.slot_count,
         env.config.episode_length,
         turn.size,
@@ -115,7 +115,7 @@ def plant_first(blueprint: Tensor, tasks: Sequence[Task], size: float) -> None:
 def trial_actor(env: GrowthEnv, first: float) -> Actor:
     """Try and keep, decided as late as possible: the smallest seeds, but in the first slot."""
     tasks = tasks_of_groups(env)
-    trial = smallest_trial(tasks, env.slot_count, env.config.episode_length)
+    trial = trial_of([task.host.slots for task in tasks], env.slot_count, env.config.episode_length)
     plant_first(trial.blueprint, tasks, first)
     return TryAndKeepActor(trial)
 

@@ -35,7 +35,7 @@ from virtual_device import Machine, virtual_device
 SOURCE = Path(__file__).parent.parent / "src"
 
 DOCUMENTED = {
-    "simic/growth/step_functions.py:act": "which seeds live where decides what is launched",
+    "tamiyo/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_run_epoch": "whether any host was rolled back; once a step",
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
     "tolaria/minibatches.py:__iter__": "streamed images: which of them an epoch draws",

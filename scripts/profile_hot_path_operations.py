@@ -25,12 +25,12 @@ from esper.simic import ppo
 from esper.simic.gradients import GradientNorms
 from esper.simic.growth import shard
 from esper.simic.growth.native_step import NativeStep
-from esper.simic.growth.step_functions import TorchStep
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.recorder import Recorder
+from esper.tamiyo.step_functions import TorchStep
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor
 

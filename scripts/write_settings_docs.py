@@ -16,8 +16,9 @@ from write_event_docs import field_notes
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
-from esper.leyline.config.setting import Range, about
+from esper.leyline.config.setting import Range, about, meanings
 from esper.leyline.config.values import options_of
+from esper.own_models.options import GrowOptions
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings-reference.md"
 
@@ -44,6 +45,15 @@ arguments of `learn_offline` in Python: [Learning from records](offline.md). The
 those of `esper train offline` alone.
 """
 
+GROWING_HEAD = """## Growing a model of your own
+
+The arguments of `esper.grow`: [Your own models](own-models.md) explains them. Those with a flag are
+also flags of `esper grow --model`. **Resume** says whether a checkpoint accepts a new value.
+
+| option | default | flag | recipe | resume | meaning |
+|---|---|---|---|---|---|
+"""
+
 TITLES = {
     "world": "World",
     "gymnasium": "Gymnasium",
@@ -68,7 +78,17 @@ def page() -> str:
         _table(OfflineConfig, common, "imitation, offline"),
         _table(OfflineConfig, own, "offline"),
     ]
-    return "\n".join([HEAD, *groups])
+    rows = [_option(f, meanings(GrowOptions)[f.name]) for f in fields(GrowOptions)]
+    return "\n".join([HEAD, *groups, GROWING_HEAD + "\n".join(rows) + "\n"])
+
+
+def _option(f: Field[Any], note: str) -> str:
+    """The row of an option of ``esper.grow``."""
+    more, default = about(f), getattr(f.default, "__name__", f.default)
+    flag = "no" if more.flag is None else f"`--{f.name.replace('_', '-')}`"
+    yes = {True: "yes", False: "no"}
+    cells = [f"`{f.name}`", _shown(default), flag, yes[more.in_recipe], yes[more.on_resume], note]
+    return f"| {' | '.join(cells)} |"
 
 
 def _group(name: str, kind: Any) -> str:

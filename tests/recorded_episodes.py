@@ -9,8 +9,8 @@ from esper.simic.offline.batches import batch_of, monte_carlo_returns
 from esper.simic.records.episodes import Episodes
 from esper.simic.rollout import Rollout
 from esper.simic.trainer import Batch
-from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.random_actor import RandomActor
 from synthetic import picked, random_observation
 
 

@@ -29,8 +29,8 @@ from esper.simic.offline.offline_run import learn_offline
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
-from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows

@@ -18,8 +18,8 @@ from esper.leyline.stages import Stage
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import resume_ppo
-from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.precision import Precision
 from oracles import naive
 from support import (

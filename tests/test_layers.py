@@ -11,13 +11,16 @@ import esper
 
 ROOT = Path(esper.__file__).parent
 TESTS = Path(__file__).parent
-LAYERS = ("leyline", "native", "kasmina", "runtime", "tolaria", "tamiyo", "simic", "scripts")
+LAYERS = (
+    *("leyline", "native", "kasmina", "runtime", "tolaria", "tamiyo"),
+    *("own_models", "simic", "scripts"),
+)
 ALLOWED = {
     **{layer: set(LAYERS[: i + 1]) for i, layer in enumerate(LAYERS)},
     "nissa": {"leyline", "nissa"},
     "karn": {"leyline", "karn"},
 }
-FACE = {"kasmina", "tolaria", "simic"}
+FACE = {"own_models"}
 """What ``esper/__init__.py`` may offer under the name of the package; it imports it late."""
 ALLOWED["simic"] |= {"nissa"}
 ALLOWED["scripts"] |= {"nissa", "karn"}
@@ -113,7 +116,6 @@ ROOMS = {
     "offline": {"learner", "impala", "growth", "run", "records", "training", "offline"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
     "evaluation": {"learner", "growth", "run", "tools", "evaluation"},
-    "own_models": {"growth", "run", "tools", "own_models"},
 }
 """The rooms of ``simic``, and which of them each may import; ``learner`` is the folder itself."""
 

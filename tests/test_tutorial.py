@@ -43,7 +43,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a command registers is gone after it, as when each has a process of its own."""
     before = [(register, dict(register)) for register in (TASKS, SUITES)]
     with own_blueprints(), monkeypatch.context() as patch:
-        patch.setattr(plugins, "_loaded", {})
+        patch.setattr(plugins, "_modules", {})
         yield
     for register, content in before:
         register.clear()

@@ -25,7 +25,7 @@ TELEMETRY_LAUNCHES = 40
 """Launches that telemetry may add to a step."""
 
 IN_A_STEP = {
-    "simic/growth/step_functions.py:act": "which seeds live where decides what is launched",
+    "tamiyo/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_run_epoch": "whether any host was rolled back",
     "simic/growth/shard.py:_restore": "data of the hosts that were rolled back; only then",
     "tolaria/minibatches.py:__iter__": "streamed images: which of them the epoch draws",

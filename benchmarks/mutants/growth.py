@@ -37,8 +37,8 @@ GROWTH = (
             ),
             (
                 "HOLDING keeps a seed that fades",
-                "lowered = holding & (fading | (retargets",
-                "lowered = holding & ((retargets",
+                "lowers = holding & (fading | (retargets",
+                "lowers = holding & ((retargets",
             ),
             (
                 "HOLDING keeps a seed that is lowered",
@@ -68,8 +68,8 @@ GROWTH = (
             ("a fade is not remembered", "pruning=state.pruning | fading", "pruning=state.pruning"),
             (
                 "a fading seed stops at once",
-                "_stopped(state, prunes & ~fading)",
-                "_stopped(state, prunes)",
+                "_at_rest(state, prunes & ~fading)",
+                "_at_rest(state, prunes)",
             ),
             (
                 "roll-back prunes fossils",
@@ -88,7 +88,7 @@ GROWTH = (
             ),
             (
                 "a finished ramp misses its target",
-                "torch.where(finished, state.ramp_target, between)",
+                "torch.where(ends, state.ramp_target, between)",
                 "between",
             ),
             (
@@ -230,8 +230,8 @@ GROWTH = (
             ),
             (
                 "retargeted on a ramp",
-                "Op.SET_ALPHA_TARGET: blended & at_rest",
-                "Op.SET_ALPHA_TARGET: blended",
+                "Op.SET_ALPHA_TARGET: blends & at_rest",
+                "Op.SET_ALPHA_TARGET: blends",
             ),
             ("pruned too young", "prunable & old_enough & at_rest", "prunable & at_rest"),
             ("pruned on a ramp", "prunable & old_enough & at_rest", "prunable & old_enough"),

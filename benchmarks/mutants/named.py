@@ -64,7 +64,7 @@ NAMED = (
     ),
     Table(
         "named",
-        "src/esper/simic/run/disk.py",
+        "src/esper/leyline/disk.py",
         ("tests/simic/run/test_checkpoint.py",),
         (
             (
@@ -200,19 +200,19 @@ NAMED = (
             (
                 "fossil's learning rate: fossils are frozen",
                 "return cls(state.computing, state.blueprint, state.style, "
-                "state.alpha, state.frozen, known)",
+                "state.alpha, state.frozen, copy)",
                 "return cls(state.computing, state.blueprint, state.style, state.alpha, "
-                "state.frozen | (state.stage == 7), known)",
+                "state.frozen | (state.stage == 7), copy)",
             ),
             (
                 "isolation: every seed is isolated",
-                "isolated = (known.alpha == 0).long()",
-                "isolated = (known.alpha >= 0).long()",
+                "isolated = (copy.alpha == 0).long()",
+                "isolated = (copy.alpha >= 0).long()",
             ),
             (
                 "isolation: no seed is isolated",
-                "isolated = (known.alpha == 0).long()",
-                "isolated = (known.alpha < 0).long()",
+                "isolated = (copy.alpha == 0).long()",
+                "isolated = (copy.alpha < 0).long()",
             ),
         ),
     ),
@@ -223,8 +223,8 @@ NAMED = (
         (
             (
                 "ablation's BatchNorm",
-                "logits = self._forward(*reading, resumed, training=False, start=start)",
-                "logits = self._forward(*reading, resumed, training=True, start=start)",
+                "logits = self._forward(*reading, resumption, training=False, start=start)",
+                "logits = self._forward(*reading, resumption, training=True, start=start)",
             ),
         ),
     ),
@@ -286,10 +286,10 @@ NAMED = (
         (
             (
                 "drift step: the latest",
-                "(earliest + (latest - earliest) * drawn[:, 1]) * length",
+                "(earliest + (latest - earliest) * draws[:, 1]) * length",
                 "latest * length",
             ),
-            ("drift step: always", "torch.where(drawn[:, 0] < never, length, step)", "step"),
+            ("drift step: always", "torch.where(draws[:, 0] < never, length, step)", "step"),
         ),
     ),
     Table(
@@ -306,8 +306,8 @@ NAMED = (
     ),
     Table(
         "named",
-        "src/esper/tolaria/own_model/grafted_model.py",
-        ("tests/tolaria/own_model",),
+        "src/esper/own_models/grafted_model.py",
+        ("tests/own_models",),
         (
             (
                 "own-model's slot order",

@@ -42,8 +42,8 @@ RUNNING = (
             ),
             (
                 "committed scores overwrite the others",
-                "kept = scores.map(torch.clone)",
-                "kept = scores",
+                "committed_scores = scores.map(torch.clone)",
+                "committed_scores = scores",
             ),
             (
                 "drift step: one late",
@@ -104,7 +104,7 @@ RUNNING = (
                 "uniform(self.seed, streams, purpose, self.episode",
                 "uniform(0, streams, purpose, self.episode",
             ),
-            ("initial weights are positive", "(2.0 * drawn - 1.0)", "drawn"),
+            ("initial weights are positive", "(2.0 * draws - 1.0)", "draws"),
             (
                 "channels shift without their moments",
                 "move.of_parameters(self.stack.host, optimizer.first, optimizer.second)",

@@ -9,29 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina.grafts.attachment import load_grown, strip
-    from esper.kasmina.hosts.module import Slot
-    from esper.simic.own_models.controller import Growth
-    from esper.simic.own_models.growing import grow
-    from esper.simic.own_models.growth_result import GrowthResult
-    from esper.simic.own_models.history import EpochRecord
-    from esper.simic.own_models.model_check import check
-    from esper.tolaria.own_model.validation import Validation
+    from esper.own_models import (
+        EpochRecord,
+        Growth,
+        GrowthResult,
+        Slot,
+        Validation,
+        check,
+        grow,
+        load_grown,
+        strip,
+    )
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "EpochRecord": "esper.simic.own_models.history",
-    "Growth": "esper.simic.own_models.controller",
-    "GrowthResult": "esper.simic.own_models.growth_result",
-    "Slot": "esper.kasmina.hosts.module",
-    "Validation": "esper.tolaria.own_model.validation",
-    "check": "esper.simic.own_models.model_check",
-    "grow": "esper.simic.own_models.growing",
-    "load_grown": "esper.kasmina.grafts.attachment",
-    "strip": "esper.kasmina.grafts.attachment",
-}
-"""Where each public name lives. It is imported when it is first used: torch takes seconds."""
 
 __all__ = [
     "EpochRecord",
@@ -48,11 +38,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}{_namesake(name)}")
-    found = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+    # Imported when it is first used: torch takes seconds.
+    value = getattr(import_module("esper.own_models"), name)
+    globals()[name] = value
+    return value
 
 
 def _namesake(name: str) -> str:

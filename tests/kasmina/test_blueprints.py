@@ -7,6 +7,7 @@ from esper.kasmina.blueprints import BUILDERS, Blueprint, build, register
 from esper.kasmina.blueprints.conv import conv_small
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Layout
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.errors import UsageError
 from esper.tolaria.backends.torch import slot_block
@@ -77,18 +78,18 @@ def newborn(host: Host, life: str, births: int = 1) -> tuple[Engine, Garden]:
 
 @pytest.mark.parametrize(("name", "count"), COUNTS_AT_64.items(), ids=COUNTS_AT_64)
 def test_blueprint_has_documented_parameter_count(name: str, count: int):
-    assert of_first_family(name).layout.size == count
+    assert Layout(of_first_family(name).fields).size == count
 
 
 @pytest.mark.parametrize(("name", "count"), SEQUENCE_COUNTS_AT_64.items())
 def test_sequence_blueprint_has_documented_parameter_count(name: str, count: int):
-    assert build(BLUEPRINTS.index(name), 64, "sequence").layout.size == count
+    assert Layout(build(BLUEPRINTS.index(name), 64, "sequence").fields).size == count
 
 
 @pytest.mark.parametrize("channels", [1, 3, 8, 36, 64])
 @every_branch
 def test_blueprint_has_the_parameters_of_its_oracle_module(family: str, name: str, channels: int):
-    layout = build(BLUEPRINTS.index(name), channels, family).layout
+    layout = Layout(build(BLUEPRINTS.index(name), channels, family).fields)
     module = FAMILIES[family][name](channels)
     expected = {n: tuple(p.shape) for n, p in module.named_parameters()}
     assert {field.name: field.shape for field in layout.fields} == expected
@@ -220,8 +221,9 @@ def test_branch_of_64_channels_agrees_with_the_oracle(family: str, name: str):
     generator = torch.Generator().manual_seed(1)
     module = FAMILIES[family][name](64).to(F64)
     blueprint = build(BLUEPRINTS.index(name), 64, family)
-    row = torch.rand(1, blueprint.layout.size, generator=generator, dtype=F64, device=CPU) - 0.5
-    views = blueprint.layout.views(row)
+    layout = Layout(blueprint.fields)
+    row = torch.rand(1, layout.size, generator=generator, dtype=F64, device=CPU) - 0.5
+    views = layout.views(row)
     with torch.no_grad():
         for n, parameter in module.named_parameters():
             parameter.copy_(views[n][0])

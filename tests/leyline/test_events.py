@@ -122,8 +122,7 @@ HOMONYMS = {
     "scripts/console.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "simic/evaluation/without_looking.py": {"loss"},
-    "tolaria/own_model/": {"loss"},
-    "simic/own_models/": {"loss", "clip"},
+    "own_models/": {"loss", "clip"},
     "scripts/check.py": {"loss"},
     "scripts/grow_model.py": {"loss", "clip"},
 }

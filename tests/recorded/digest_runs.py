@@ -137,7 +137,7 @@ def float64_digests(mode: str) -> dict[str, str]:
     from esper.simic.growth.collect import collect
     from esper.simic.growth.environment import GrowthEnv
     from esper.simic.growth.step import GrowthConfig
-    from esper.tamiyo.baselines import RandomActor
+    from esper.tamiyo.random_actor import RandomActor
     from esper.tolaria.precision import Precision
 
     torch.set_num_threads(1)

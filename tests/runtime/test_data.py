@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.runtime.data import Dataset, _moved, digits
+from esper.runtime.data import Dataset, _shift, digits
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,7 +31,7 @@ def moved_by_hand(image: np.ndarray, down: int, right: int) -> np.ndarray:
 @pytest.mark.parametrize("right", [-1, 0, 2])
 def test_shift_moves_whole_pixels_and_drops_those_outside(down: int, right: int):
     images = np.arange(1.0, 61.0).reshape(2, 6, 5)
-    moved = _moved(images, down, right)
+    moved = _shift(images, down, right)
     assert moved.shape == images.shape
     for image, found in zip(images, moved, strict=True):
         assert np.array_equal(found, moved_by_hand(image, down, right))
@@ -40,9 +40,9 @@ def test_shift_moves_whole_pixels_and_drops_those_outside(down: int, right: int)
 def test_shifted_pixel_has_the_expected_position():
     image = np.zeros((8, 8))
     image[3, 4] = 1.0
-    assert np.argwhere(_moved(image, 2, -1)).tolist() == [[5, 3]]
-    assert _moved(image, 0, 2)[3, 6] == 1.0
-    assert not _moved(image, -4, 0).any()
+    assert np.argwhere(_shift(image, 2, -1)).tolist() == [[5, 3]]
+    assert _shift(image, 0, 2)[3, 6] == 1.0
+    assert not _shift(image, -4, 0).any()
 
 
 def test_splits_share_no_image():
@@ -61,7 +61,7 @@ def test_splits_share_no_image_at_any_shift():
     reach = [(y, x) for y in range(-2, 3) for x in range(-2, 3)]
     for split in ("validation", "test"):
         own = getattr(plain, f"{split}_images")[..., 0].numpy()
-        everywhere = {i.tobytes() for y, x in reach for i in _moved(own, y, x)}
+        everywhere = {i.tobytes() for y, x in reach for i in _shift(own, y, x)}
         assert images_of(shifted, split) <= everywhere
         assert not everywhere & images_of(shifted, "train")
         assert torch.equal(getattr(shifted, f"{split}_labels"), getattr(plain, f"{split}_labels"))
@@ -73,7 +73,7 @@ def test_training_set_holds_every_image_at_every_shift_with_its_label():
     expected: dict[bytes, int] = {}
     for y in (-1, 0, 1):
         for x in (-1, 0, 1):
-            moved = zip(_moved(images, y, x), plain.train_labels.tolist(), strict=True)
+            moved = zip(_shift(images, y, x), plain.train_labels.tolist(), strict=True)
             expected |= {image.tobytes(): label for image, label in moved}
     pairs = zip(shifted.train_images.numpy(), shifted.train_labels.tolist(), strict=True)
     assert {image.tobytes(): label for image, label in pairs} == expected
@@ -168,7 +168,7 @@ def test_label_fraction_keeps_images_at_every_shift_and_other_splits():
     assert images_of(fewer, "train") < images_of(whole, "train")
     clean = digits(shift=1, label_fraction=0.3).train_images[..., 0].numpy()
     kept = digits(label_fraction=0.3).train_images[..., 0].numpy()
-    everywhere = {i.tobytes() for y in (-1, 0, 1) for x in (-1, 0, 1) for i in _moved(kept, y, x)}
+    everywhere = {i.tobytes() for y in (-1, 0, 1) for x in (-1, 0, 1) for i in _shift(kept, y, x)}
     assert {image.tobytes() for image in clean} == everywhere
     for split in ("validation", "test"):
         for part in ("images", "labels"):
@@ -248,7 +248,7 @@ def test_no_variation_mixes_the_splits(settings: dict):
             for turns in range(settings.get("rotation", 0) + 1)
             for y in range(-reach, reach + 1)
             for x in range(-reach, reach + 1)
-            for image in _moved(np.rot90(images, turns, (1, 2)), y, x)
+            for image in _shift(np.rot90(images, turns, (1, 2)), y, x)
         }
     for split in SPLITS:
         assert images_of(varied, split) <= poses[split]

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import LIBRARIES
+from esper.own_models.growth_picture import draw
 from esper.scripts import evaluate, grown_files
-from esper.simic.own_models.history import draw
 from processes import ran
 from small_runs import SMALL
 

@@ -18,7 +18,7 @@ from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
 from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.tools.grow import grow as grow_host
+from esper.simic.tools.grow import grow_on_task as grow_host
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
 from support import own_blueprints

@@ -13,15 +13,14 @@ import pytest
 import torch
 
 from esper.leyline import extras
+from esper.own_models.growing import grow as grow_module
+from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import write_files
+from esper.scripts.grown_files import Exported, write_files
 from esper.scripts.tasks import tasks
-from esper.simic.own_models.growing import grow as grow_module
-from esper.simic.own_models.growth_result import GrowthResult
-from esper.tolaria.own_model.exported import Exported
 from own_modules import ResidualNet, images
 
 TESTS = Path(__file__).parents[1]

@@ -7,8 +7,8 @@ import pytest
 
 from esper.karn.ladder import points_text
 from esper.leyline.errors import UsageError
+from esper.own_models.lifecycle_controller import POLICIES
 from esper.scripts.policies import policies
-from esper.simic.own_models.policies import POLICIES
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo import policy_box
 from esper.tamiyo.policy_box import SECTIONS, cards

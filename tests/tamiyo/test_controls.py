@@ -10,8 +10,9 @@ import torch
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.training.vectorized import run_training
-from esper.tamiyo.baselines import NeverActor, RandomActor, first_applicable
+from esper.tamiyo.baselines import NeverActor, first_applicable
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.random_actor import RandomActor
 from synthetic import CPU, random_observation
 
 

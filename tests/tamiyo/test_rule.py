@@ -7,7 +7,7 @@ from esper.simic.evaluation.trials import TRIALS, TrialPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 
@@ -26,7 +26,7 @@ def test_the_rule_acts_as_its_variant_of_try_and_keep() -> None:
     )
     variant = TRIALS.index(TrialPlan(size=0.0, start=0.0, keep=99, decision=1.0))
     variants = collect(env, trial_actor(env), 0).actions
-    found = collect(env, RuleActor(lambda: env.current_tasks, LENGTH), 0).actions
+    found = collect(env, RuleActor(lambda: env.current_slots, LENGTH), 0).actions
     rows = torch.tensor([variant, members + variant])
     assert torch.equal(found[:, rows], variants[:, rows])
     assert not torch.equal(found, variants), "other variants act otherwise"

@@ -8,9 +8,9 @@ from esper.simic.evaluation.trials import TURNS, TurnPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper.tolaria.precision import Precision
 from rule_observations import SLOTS, observed
@@ -80,12 +80,13 @@ def test_nothing_is_planted_that_could_not_be_measured_nor_after_the_last_slot()
 
 def test_hosts_with_fewer_slots_are_tried_in_theirs() -> None:
     tasks = [find("digits_shift"), find("one_seed:3")]
-    turns = turns_of(tasks, 3, 48, size=1.0)
+    slots = [task.host.slots for task in tasks]
+    turns = turns_of(slots, 3, 48, size=1.0)
     assert turns.order.tolist() == [[1, 0, -1], [2, 0, 1]]
     first = tasks[0].host.slots[0]
     assert turns.blueprint[0, 0] == blueprint_of(1.0, first)
-    assert turns_of(tasks, 3, 48, order="forwards").order.tolist() == [[0, 1, -1], [0, 1, 2]]
-    assert turns_of(tasks, 3, 48, order="backwards").order.tolist() == [[1, 0, -1], [2, 1, 0]]
+    assert turns_of(slots, 3, 48, order="forwards").order.tolist() == [[0, 1, -1], [0, 1, 2]]
+    assert turns_of(slots, 3, 48, order="backwards").order.tolist() == [[1, 0, -1], [2, 1, 0]]
 
 
 def test_the_rule_is_a_variant_of_the_ladder_and_keeps_to_one_seed() -> None:
@@ -109,7 +110,7 @@ def test_the_rule_is_a_variant_of_the_ladder_and_keeps_to_one_seed() -> None:
     )
     variant = TURNS.index(TurnPlan(size=0.0, start=0.0, patience=0.3, order="ends"))
     variants = collect(env, trial_actor(env), 0).actions
-    rule = RuleActor(lambda: env.current_tasks, length, max_seeds=1)
+    rule = RuleActor(lambda: env.current_slots, length, max_seeds=1)
     found = collect(env, rule, 0).actions
     assert torch.equal(found[:, variant], variants[:, variant])
     assert not torch.equal(found, variants), "other variants act otherwise"

@@ -99,7 +99,7 @@ def test_each_group_draws_from_all_of_its_own_data_set():
     first, second, third = plain(1.0, train=20), plain(2.0, train=5), plain(3.0, train=31)
     bank = banked(task_of(first), task_of(second), task_of(third))
     groups, dataset = torch.arange(6), torch.tensor([0, 1, 2, 2, 1, 0])
-    drawn = bank.picked(random_bits(3, groups, Purpose.MINIBATCH, 0, 0, 600), dataset)
+    drawn = bank.samples(random_bits(3, groups, Purpose.MINIBATCH, 0, 0, 600), dataset)
     images, labels = bank.train_images[drawn], bank.train_labels[drawn]
     for group, data in enumerate((first, second, third, third, second, first)):
         values = data.train_images[:, 0, 0, 0].contiguous()
@@ -110,7 +110,7 @@ def test_each_group_draws_from_all_of_its_own_data_set():
         assert torch.bincount(place, minlength=len(values)).min() > 0  # every image is drawn
     assert not torch.equal(drawn[2], drawn[3])
     alone = random_bits(3, groups[2:3], Purpose.MINIBATCH, 0, 0, 600)
-    assert torch.equal(bank.picked(alone, dataset[2:3]), drawn[2:3])
+    assert torch.equal(bank.samples(alone, dataset[2:3]), drawn[2:3])
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

@@ -154,7 +154,7 @@ def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network(
         env.step(idle)
         moved = (stack.host != before).any(1)
         assert moved.tolist() == [step >= 2] * 6
-        assert torch.equal(shard.governor.kept[0], stack.host)
+        assert torch.equal(shard.governor.copies[0], stack.host)
     # Computed with the unshifted parameters and the shift applied to the activations.
     order = ChannelShift(1, 1.0, seed=4).order(HOST.weights[1].shape[0])
     data, views = task.datasets()[1], HOST.layout.views(before[:1])

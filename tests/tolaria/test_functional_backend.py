@@ -13,7 +13,7 @@ from esper.runtime.tasks import Task
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.baselines import RandomActor
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends import HeldBack, Variant
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.functional import FunctionalBackend

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from esper.kasmina.stack import AdamState
-from esper.tolaria.optim import adamw_, clip_scale
+from esper.tolaria.optim import clip_scale, update_
 from support import F64
 
 ROWS, COLUMNS, STEPS = 4, 7, 6
@@ -37,7 +37,7 @@ def test_every_row_matches_its_own_adamw(weight_decay: float):
             if active[n]:
                 parameter.grad = gradient[n].clone()
                 optimizer.step()
-        adamw_(store, gradient, state, RATES, weight_decay, active)
+        update_(store, gradient, state, RATES, weight_decay, active=active)
     assert state.step.unique().numel() > 1
     for n, (parameter, optimizer) in enumerate(pairs):
         moments = optimizer.state[parameter]
@@ -51,8 +51,8 @@ def test_all_rows_are_active_by_default():
     first, second = drawn(ROWS, COLUMNS), drawn(ROWS, COLUMNS)
     states = AdamState.zeros_like(first), AdamState.zeros_like(second)
     gradient = drawn(ROWS, COLUMNS, seed=1)
-    adamw_(first, gradient.clone(), states[0], RATES, 0.1)
-    adamw_(second, gradient.clone(), states[1], RATES, 0.1, torch.ones(ROWS, dtype=torch.bool))
+    update_(first, gradient.clone(), states[0], RATES, 0.1)
+    update_(second, gradient.clone(), states[1], RATES, 0.1, active=torch.ones(ROWS).bool())
     assert torch.equal(first, second)
     assert torch.equal(states[0].step, torch.ones(ROWS, dtype=F64))
 
@@ -66,7 +66,7 @@ def test_inactive_rows_keep_every_bit_despite_momentum_decay_and_nan():
     gradient = drawn(ROWS, COLUMNS, seed=3)
     gradient[2] = float("nan")
     active = torch.tensor([True, False, False, True])
-    adamw_(store, gradient, state, RATES, 0.5, active)
+    update_(store, gradient, state, RATES, 0.5, active=active)
     for then, now in zip(before, (store, state.first, state.second, state.step), strict=True):
         assert torch.equal(now[~active], then[~active])
         assert not torch.equal(now[0], then[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
-from esper.kasmina.rng import Purpose, integers
+from esper.kasmina.rng import Purpose, random_bits, to_integers
 from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import HEADS
 from esper.leyline.errors import UsageError
@@ -61,7 +61,8 @@ def test_cosine_decay_equals_the_scheduler_of_torch():
     schedulers = [CosineAnnealingLR(optimizer, LENGTH) for optimizer in optimizers]
     for step in range(LENGTH):
         engine.train(state, step)
-        drawn = integers(3, torch.tensor([0]), Purpose.MINIBATCH, 0, step, 12, 40)[0]
+        bits = random_bits(3, torch.tensor([0]), Purpose.MINIBATCH, 0, step, 12)
+        drawn = to_integers(bits, 40)[0]
         for picked in drawn.split(6):
             images = engine.bank.train_images[picked].permute(0, 3, 1, 2)
             naive.train(images, engine.bank.train_labels[picked])

@@ -26,7 +26,8 @@ from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.loss_scales import LossScales, ScaleTable
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
-from esper.tolaria.slot_measures import SLOT_MEASURES, measured_images
+from esper.tolaria.results import SLOT_MEASURES
+from esper.tolaria.slot_measures import measured_images
 from oracles import naive
 from oracles.residual import NaiveResidual
 from residual_hosts import random_numbers, residual_host

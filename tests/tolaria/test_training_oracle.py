@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.rng import Purpose, integers
+from esper.kasmina.rng import Purpose, random_bits, to_integers
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
 from esper.tolaria.backends import EpochResult
@@ -250,7 +250,8 @@ def test_minibatches_are_drawn_with_the_key_of_each_group():
     environments = naive_environments(host, engine.stack, garden, settings)
     engine.train(seed_state(garden, 3), step=4)
 
-    draws = integers(3, torch.tensor([7, 7, 9]), Purpose.MINIBATCH, 0, 4, 18, 40)
+    bits = random_bits(3, torch.tensor([7, 7, 9]), Purpose.MINIBATCH, 0, 4, 18)
+    draws = to_integers(bits, 40)
     for n, environment in enumerate(environments):
         for picked in draws[n].split(6):
             images = engine.bank.train_images[picked].permute(0, 3, 1, 2)

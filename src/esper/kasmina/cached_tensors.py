@@ -20,11 +20,11 @@ def cached_tensor(values: tuple[Any, ...], device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():
         # A constant of the graph; the compiler would trace through the cache with a warning.
         return torch.tensor(values, device=device)
-    return _made(values, _kinds(values), device)
+    return _tensor(values, _kinds(values), device)
 
 
 @cache
-def _made(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor:
+def _tensor(values: tuple[Any, ...], kinds: Kinds, device: torch.device) -> Tensor:
     """Tensor of ``values``; ``kinds`` distinguishes (True,), (1,) and (1.0,), which are equal."""
     # An inference tensor could not take part in autograd.
     with torch.inference_mode(False):
@@ -41,14 +41,14 @@ class Table:
 
     def __init__(self, values: Sequence[Any]):
         self._values = values
-        self._made: dict[torch.device, Tensor] = {}
+        self._tensors: dict[torch.device, Tensor] = {}
 
     def on(self, device: torch.device) -> Tensor:
         """The whole table; never write to it."""
-        if device not in self._made:
+        if device not in self._tensors:
             with torch.inference_mode(False):
-                self._made[device] = moved(torch.tensor(self._values), device)
-        return self._made[device]
+                self._tensors[device] = moved(torch.tensor(self._values), device)
+        return self._tensors[device]
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The entries at ``index``."""

@@ -21,15 +21,15 @@ MIN_GRADIENT_RATIO = 0.10
 MIN_CONTRIBUTION = 0.01
 """Minimum contribution to expected accuracy for a strict G5."""
 
-_GATED = StageSets(
+_GATES = StageSets(
     LIVING,
     DEVELOPING,
     *((stage,) for stage in (Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING)),
     *((stage,) for stage in (Stage.BLENDING, Stage.HOLDING)),
 )
-BLENDED = (Stage.BLENDING, Stage.HOLDING)
+BLENDING_STAGES = (Stage.BLENDING, Stage.HOLDING)
 """Stages in which alpha may be given a new target."""
-_CHANGEABLE = StageSets(BLENDED, PRUNABLE)
+_CHANGEABLE = StageSets(BLENDING_STAGES, PRUNABLE)
 
 
 # Native twin: step/gates.h, may_germinate, may_advance, may_fossilise.
@@ -47,7 +47,7 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
     G0 also requires a blueprint of the slot's family, which ``lifecycle.apply`` checks. There is no
     G4.
     """
-    living, developing, dormant, germinated, training, blending, holding = _GATED.of(state.stage)
+    living, developing, dormant, germinated, training, blending, holding = _GATES.of(state.stage)
     healthy = (signals.health >= HEALTHY) & ~signals.exploding
     is_full = (state.alpha - 1.0).abs() <= ALPHA_TOLERANCE
     target_is_full = state.ramp_target >= 1.0 - ALPHA_TOLERANCE
@@ -78,13 +78,13 @@ def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
     GERMINATE, ADVANCE and FOSSILISE are legal only where their gate passes.
     """
     gates = open_gates(state, signals, rules)
-    blended, prunable = _CHANGEABLE.of(state.stage)
+    blends, prunable = _CHANGEABLE.of(state.stage)
     at_rest = state.ramp_mode == AlphaMode.HOLD
     old_enough = state.age >= rules.prune_age
     legal = {
         Op.WAIT: torch.ones_like(at_rest),
         Op.GERMINATE: gates[Gate.G0],
-        Op.SET_ALPHA_TARGET: blended & at_rest,
+        Op.SET_ALPHA_TARGET: blends & at_rest,
         Op.PRUNE: prunable & old_enough & at_rest,
         Op.FOSSILISE: gates[Gate.G5],
         Op.ADVANCE: gates[Gate.G1] | gates[Gate.G2] | gates[Gate.G3],

@@ -50,7 +50,7 @@ TARGETS, SPEEDS, TEMPOS = (
 )
 """Target alpha, steps of a ramp and steps of the first blend, by option of the respective head."""
 _DEVELOPMENT = StageSets((Stage.TRAINING,), (Stage.HOLDING,))
-_TIMED = StageSets((Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
+_TIMERS = StageSets((Stage.PRUNED,), (Stage.EMBARGOED,), (Stage.RESETTING,))
 _CAN_BE_PRUNED = membership(PRUNABLE)
 
 
@@ -87,10 +87,10 @@ class Rules:
     ) -> "Rules":
         """The prior system's rules for episodes of 150 steps, scaled to ``episode_length``."""
 
-        def scaled(steps: int) -> int:
+        def steps_of(steps: int) -> int:
             return max(1, round(steps * episode_length / 150))
 
-        ages = scaled(10), scaled(10), scaled(5), scaled(5)
+        ages = steps_of(10), steps_of(10), steps_of(5), steps_of(5)
         return cls(*ages, max_seeds, strict, one_at_a_time)
 
 
@@ -111,9 +111,9 @@ def apply(
         action changes nothing; an action out of range is illegal.
     """
     last = last_options(state.stage.shape[1], actions.device)
-    clamped = actions.clamp(torch.zeros_like(last), last)
-    in_range = (clamped == actions).all(1, keepdim=True)
-    choice = dict(zip(HEADS, clamped[..., None].unbind(1), strict=True))
+    options = actions.clamp(torch.zeros_like(last), last)
+    in_range = (options == actions).all(1, keepdim=True)
+    choice = dict(zip(HEADS, options[..., None].unbind(1), strict=True))
     op, slot = choice["op"], choice["slot"]
     rows = torch.arange(len(op), device=op.device)[:, None]
     success = in_range & legal[rows, op, slot]
@@ -143,8 +143,8 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
     training, holding = _DEVELOPMENT.of(state.stage)
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
     fading = prunes & (steps > 0) & (state.alpha > 0)
-    lowered = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    moved = torch.where(fading, state.stage, MOVED[slot_ops, state.stage])
+    lowers = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
+    stage = torch.where(fading, state.stage, MOVED[slot_ops, state.stage])
 
     blends = advances & training
     state = replace(
@@ -163,43 +163,43 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
     state = replace(state, pruning=state.pruning | fading)
-    state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
-    return _stopped(state, prunes & ~fading)
+    state = _in_stage(state, stage.masked_fill(lowers, Stage.BLENDING))
+    return _at_rest(state, prunes & ~fading)
 
 
 # Native twin: step/lifecycle.h, roll_back.
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
     """Prune all seeds that are not fossilised in the environments ``where``, bool ``[N]``."""
     where = where[:, None] & _CAN_BE_PRUNED[state.stage]
-    return _stopped(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
+    return _at_rest(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 
 # Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
     """The seeds one environment step later: alpha ramps, ages and embargoes advance."""
-    pruned, embargoed, resetting = _TIMED.of(state.stage)
+    pruned, embargoed, resetting = _TIMERS.of(state.stage)
     # Only seeds in BLENDING have another mode.
     ramping = state.ramp_mode != AlphaMode.HOLD
     ramp_done = state.ramp_done + ramping
-    finished = ramping & (ramp_done >= state.ramp_steps)
+    ends = ramping & (ramp_done >= state.ramp_steps)
     fraction = progress(state.ramp_curve, ramp_done / state.ramp_steps.clamp(min=1))
     between = state.ramp_start + (state.ramp_target - state.ramp_start) * fraction
-    alpha = torch.where(ramping, torch.where(finished, state.ramp_target, between), state.alpha)
+    alpha = torch.where(ramping, torch.where(ends, state.ramp_target, between), state.alpha)
     stage_age = state.stage_age + (state.stage != Stage.DORMANT)
-    expired = embargoed & (stage_age >= rules.embargo)
-    faded_out = finished & state.pruning
-    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(expired, Stage.RESETTING)
-    ticked = replace(
+    reopens = embargoed & (stage_age >= rules.embargo)
+    faded_out = ends & state.pruning
+    stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(reopens, Stage.RESETTING)
+    later = replace(
         state,
         alpha=alpha,
         alpha_velocity=alpha - state.alpha,
-        ramp_mode=state.ramp_mode.masked_fill(finished, AlphaMode.HOLD),
+        ramp_mode=state.ramp_mode.masked_fill(ends, AlphaMode.HOLD),
         ramp_done=ramp_done,
         age=state.age + state.living,
         stage_age=stage_age,
     )
-    ticked = _in_stage(ticked, stage.masked_fill(faded_out, Stage.PRUNED))
-    return _stopped(ticked, faded_out).emptied(resetting)
+    later = _in_stage(later, stage.masked_fill(faded_out, Stage.PRUNED))
+    return _at_rest(later, faded_out).emptied(resetting)
 
 
 # Native twin: step/lifecycle.h, progress.
@@ -231,7 +231,7 @@ def _in_stage(state: SeedState, stage: Tensor) -> SeedState:
 
 
 # Native twin: step/lifecycle.h, stop.
-def _stopped(state: SeedState, where: Tensor) -> SeedState:
+def _at_rest(state: SeedState, where: Tensor) -> SeedState:
     """The seeds with alpha 0 and no ramp in the slots ``where``."""
     return replace(
         state,

@@ -42,8 +42,8 @@ def reference_weights(family: str, channels: int) -> Tensor:
     bound = (channels * kernel**2) ** -0.5
     with torch.inference_mode(False):
         stream = torch.zeros(1, dtype=torch.long)
-        drawn = uniform(0, stream, Purpose.NEWBORN, 0, 0, count, dtype=torch.float64)
-        return (bound * (2.0 * drawn - 1.0)).view(shape)
+        draws = uniform(0, stream, Purpose.NEWBORN, 0, 0, count, dtype=torch.float64)
+        return (bound * (2.0 * draws - 1.0)).view(shape)
 
 
 @cache
@@ -72,36 +72,36 @@ def gradient_norms(slot: SlotSpec, x: Tensor, gradient: Tensor) -> Tensor:
     Returns:
         ``[N, len(LastLayer)]``, NaN where no blueprint of the slot has such a layer.
     """
-    wanted, conv = slot.last_layers, slot.family == "conv"
+    layers, conv = slot.last_layers, slot.family == "conv"
     norms: dict[LastLayer, Tensor] = {}
-    if LastLayer.SCALE in wanted:
+    if LastLayer.SCALE in layers:
         norms[LastLayer.SCALE] = _norm((gradient * x).sum((0, 1, 2)))
     height = x.shape[1]
     rows = chosen_rows(height)
-    chosen = gradient[:, rows]
-    chosen = chosen * (height / chosen.shape[1])
-    if LastLayer.LINEAR in wanted:
-        norms[LastLayer.LINEAR] = _norm(_correlation(chosen, x[:, rows]))
-    normal = _normalised(x, conv)
-    if LastLayer.NORM in wanted:
+    row_gradient = gradient[:, rows]
+    row_gradient = row_gradient * (height / row_gradient.shape[1])
+    if LastLayer.LINEAR in layers:
+        norms[LastLayer.LINEAR] = _norm(_correlation(row_gradient, x[:, rows]))
+    normal = _norm_of(x, conv)
+    if LastLayer.NORM in layers:
         norms[LastLayer.NORM] = per_environment(gradient * (normal - x)).abs()
     read = normal.relu() if conv else normal
-    if LastLayer.SPATIAL in wanted and conv:
-        weights = _correlation_3x3(_spread(chosen, rows, height), read)
+    if LastLayer.SPATIAL in layers and conv:
+        weights = _correlation_3x3(_all_rows(row_gradient, rows, height), read)
         norms[LastLayer.SPATIAL] = _norm(weights)
         norms[LastLayer.POINTWISE] = _norm(weights[..., 1, 1])
     else:
-        if LastLayer.POINTWISE in wanted:
-            norms[LastLayer.POINTWISE] = _norm(_correlation(chosen, read[:, rows]))
-        if LastLayer.SPATIAL in wanted:
+        if LastLayer.POINTWISE in layers:
+            norms[LastLayer.POINTWISE] = _norm(_correlation(row_gradient, read[:, rows]))
+        if LastLayer.SPATIAL in layers:
             # The squared norm averaged over random value weights, whose variance is 1 / (3 C).
             before = _earlier_mean(read)[:, rows]
-            norms[LastLayer.SPATIAL] = _norm(_correlation(chosen, before)) / 3.0**0.5
-    if LastLayer.HIDDEN in wanted:
+            norms[LastLayer.SPATIAL] = _norm(_correlation(row_gradient, before)) / 3.0**0.5
+    if LastLayer.HIDDEN in layers:
         hidden = _hidden(slot, x, normal, rows)
-        norms[LastLayer.HIDDEN] = _norm(_correlation(chosen, hidden))
+        norms[LastLayer.HIDDEN] = _norm(_correlation(row_gradient, hidden))
     unknown = x.new_full((x.shape[3],), float("nan"))
-    return torch.stack([norms.get(k, unknown) if k in wanted else unknown for k in LastLayer], 1)
+    return torch.stack([norms.get(k, unknown) if k in layers else unknown for k in LastLayer], 1)
 
 
 def per_environment(x: Tensor) -> Tensor:
@@ -116,18 +116,18 @@ def chosen_rows(height: int) -> slice:
     return slice(step // 2, None, step)
 
 
-def _normalised(x: Tensor, conv: bool) -> Tensor:
+def _norm_of(x: Tensor, conv: bool) -> Tensor:
     ones = x.new_ones(x.shape[3:])
     zeros = torch.zeros_like(ones)
     return ops.group_norm(x, ones, zeros) if conv else ops.layer_norm(x, ones, zeros)
 
 
-def _spread(chosen: Tensor, rows: slice, height: int) -> Tensor:
+def _all_rows(row_gradient: Tensor, rows: slice, height: int) -> Tensor:
     """The chosen rows at their places among ``height`` rows, 0 elsewhere."""
-    batch, _, *others = chosen.shape
-    whole = chosen.new_zeros(batch, height, *others)
-    whole[:, rows] = chosen
-    return whole
+    batch, _, *axes = row_gradient.shape
+    gradient = row_gradient.new_zeros(batch, height, *axes)
+    gradient[:, rows] = row_gradient
+    return gradient
 
 
 def _hidden(slot: SlotSpec, x: Tensor, normal: Tensor, rows: slice) -> Tensor:
@@ -136,8 +136,8 @@ def _hidden(slot: SlotSpec, x: Tensor, normal: Tensor, rows: slice) -> Tensor:
     shared = _weights_on(slot.family, slot.channels, x.dtype, x.device)
     weights = shared.expand(count, -1, -1, -1, -1)
     if conv:
-        drawn = ops.conv2d(x, weights.contiguous())[:, rows].contiguous()
-        return _normalised(drawn, conv).relu()
+        units = ops.conv2d(x, weights.contiguous())[:, rows].contiguous()
+        return _norm_of(units, conv).relu()
     return ops.dense(normal[:, rows], weights[..., 0, 0]).relu()
 
 

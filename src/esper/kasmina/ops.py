@@ -213,8 +213,8 @@ class _MeanPool(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Linear map of ``x [N, B, in]`` by ``weight [N, out, in]`` and ``bias [N, out]``."""
-    transposed = weight.transpose(1, 2)
-    return x @ transposed if bias is None else torch.baddbmm(bias[:, None], x, transposed)
+    columns = weight.transpose(1, 2)
+    return x @ columns if bias is None else torch.baddbmm(bias[:, None], x, columns)
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -237,7 +237,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.contiguous().unflatten(0, x.shape[:3])
 
 
-def embedded(indices: Tensor, weight: Tensor) -> Tensor:
+def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """Look up rows in the embedding table of each environment.
 
     Args:
@@ -269,8 +269,8 @@ def causal_attention(joint: Tensor, heads: int) -> Tensor:
     parts = joint.flatten(1, 2).unflatten(3, (3, heads, -1)).permute(3, 0, 2, 4, 1, 5)
     query, key, value = parts.flatten(1, 2).unbind(0)
     out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    merged = out.unflatten(0, (batch, environments)).permute(0, 3, 1, 2, 4).flatten(3)
-    return merged.unflatten(1, (height, width)).contiguous()
+    heads_out = out.unflatten(0, (batch, environments)).permute(0, 3, 1, 2, 4).flatten(3)
+    return heads_out.unflatten(1, (height, width)).contiguous()
 
 
 def per_pixel(x: Tensor) -> Tensor:

@@ -102,29 +102,12 @@ def to_uniform(bits: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return ((bits >> 9).to(dtype) + 0.5) * 2.0**-23
 
 
-def integers(
-    seed: int,
-    streams: Tensor,
-    purpose: int,
-    episode: int,
-    step: int,
-    count: int,
-    high: int | Tensor,
-) -> Tensor:
-    """Integers in [0, high), ``[len(streams), count]``, by multiply and shift.
-
-    ``high`` is a number, or a broadcastable int64 tensor, whose values are not checked.
-
-    Raises:
-        ValueError: ``high`` is not in [1, 2^31), where the product fits into 64 bits.
-    """
-    if isinstance(high, int) and not 1 <= high < 2**31:
-        raise ValueError(f"high must lie in [1, 2^31), got {high}")
-    return to_integers(random_bits(seed, streams, purpose, episode, step, count), high)
-
-
 def to_integers(bits: Tensor, high: int | Tensor) -> Tensor:
-    """Convert random words to integers in [0, high), see ``integers``; ``high`` is not checked."""
+    """Convert random words to integers in [0, high), by multiply and shift.
+
+    ``high``, a number or a broadcastable int64 tensor, is at most 2^31, where the product fits into
+    64 bits; it is not checked.
+    """
     return (bits * high) >> 32
 
 

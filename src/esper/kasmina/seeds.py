@@ -1,10 +1,10 @@
 """State and signals of seeds, as structs of arrays ``[N, S]``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from enum import IntEnum
 from math import nan
-from typing import TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -31,8 +31,36 @@ class AlphaMode(IntEnum):
     DOWN = 2
 
 
+class _Record:
+    """Measurements or states of all slots: a dataclass of tensors ``[N, S]``."""
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The record with ``function`` applied to every field."""
+        return type(self)(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+
+    def filled(self, where: Tensor, value: float) -> Self:
+        """The record with every field set to ``value`` (bools to false) where ``where [N, S]`` is
+        true.
+
+        Fields of one dtype are stacked and filled in one operation.
+        """
+        by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
+        for field in fields(self):
+            x: Tensor = getattr(self, field.name)
+            by_dtype.setdefault(x.dtype, {})[field.name] = x
+        tensors_by_name: dict[str, Tensor] = {}
+        for dtype, tensors in by_dtype.items():
+            fill = value if dtype.is_floating_point else 0
+            together = torch.stack(list(tensors.values())).masked_fill_(where, fill)
+            tensors_by_name |= zip(tensors, together.unbind(), strict=True)
+        return replace(self, **tensors_by_name)
+
+
 @dataclass(slots=True)
-class SeedState:
+class SeedState(_Record):
     """State of the seeds except network parameters; every field is ``[N, S]``.
 
     In an empty slot, every field except the stage is 0.
@@ -83,10 +111,6 @@ class SeedState:
         }
         return cls(**empty | {"stage": empty["stage"] + Stage.DORMANT})
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedState":
-        """The state with ``function`` applied to every field."""
-        return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
-
     def on_host(self) -> "SeedState":
         """The state in CPU memory: itself if it is there, else a copy; see ``states_on_host``."""
         return states_on_host(self)[0]
@@ -94,7 +118,7 @@ class SeedState:
     def emptied(self, slots: Tensor) -> "SeedState":
         """The state with the slots emptied where ``slots [N, S]`` is true."""
         stage = self.stage.masked_fill(slots, Stage.DORMANT)
-        return replace(_filled(self, slots, 0), stage=stage)
+        return replace(self.filled(slots, 0), stage=stage)
 
     @property
     def living(self) -> Tensor:
@@ -127,7 +151,7 @@ def states_on_host(*states: SeedState) -> list[SeedState]:
 
 
 @dataclass(slots=True)
-class SeedSignals:
+class SeedSignals(_Record):
     """Measurements of each seed in the last step; every field is ``[N, S]``."""
 
     contribution: Tensor
@@ -160,10 +184,6 @@ class SeedSignals:
         zeros = torch.zeros(shape, device=device)
         return replace(signals, contribution_velocity=zeros, exploding=zeros.bool())
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "SeedSignals":
-        """The signals with ``function`` applied to every field."""
-        return SeedSignals(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
-
     # Native twin: step/signals.h, enter.
     def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
         """The signals after an action that took seeds from ``before`` to ``after``.
@@ -171,40 +191,20 @@ class SeedSignals:
         ``accuracy [N]`` is the latest validation accuracy: the baseline of newborn seeds and of
         seeds in a new stage.
         """
-        moved = after.living & (before.stage != after.stage)
-        born = moved & (before.stage == Stage.DORMANT)
-        signals = self.forget(born)
+        enters = after.living & (before.stage != after.stage)
+        germinates = enters & (before.stage == Stage.DORMANT)
+        signals = self.forget(germinates)
         now = accuracy.float()[:, None].expand_as(signals.baseline)
         return replace(
             signals,
-            baseline=torch.where(moved, now, signals.baseline),
-            birth_accuracy=torch.where(born, now, signals.birth_accuracy),
+            baseline=torch.where(enters, now, signals.baseline),
+            birth_accuracy=torch.where(germinates, now, signals.birth_accuracy),
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals, reset to unknown where ``slots [N, S]`` is true."""
         velocity = self.contribution_velocity.masked_fill(slots, 0.0)
-        return replace(_filled(self, slots, nan), contribution_velocity=velocity)
-
-
-_Record = TypeVar("_Record", SeedState, SeedSignals)
-
-
-def _filled(record: _Record, where: Tensor, value: float) -> _Record:
-    """The record with every field set to ``value`` (bools to false) where ``where [N, S]`` is true.
-
-    Fields of one dtype are stacked and filled in one operation.
-    """
-    by_dtype: dict[torch.dtype, dict[str, Tensor]] = {}
-    for field in fields(record):
-        x: Tensor = getattr(record, field.name)
-        by_dtype.setdefault(x.dtype, {})[field.name] = x
-    filled: dict[str, Tensor] = {}
-    for dtype, named in by_dtype.items():
-        fill = value if dtype.is_floating_point else 0
-        together = torch.stack(list(named.values())).masked_fill_(where, fill)
-        filled |= zip(named, together.unbind(), strict=True)
-    return replace(record, **filled)
+        return replace(self.filled(slots, nan), contribution_velocity=velocity)
 
 
 class StageSets:

@@ -1,15 +1,16 @@
 """Slots: the places in a host where seeds can grow, and the parameter layout of a seed there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import Table
-from esper.kasmina.stack import Layout, weight, zeros
+from esper.kasmina.stack import Layout
 from esper.kasmina.transfer import moved
 from esper.leyline.actions import BLUEPRINTS, Style
 
@@ -54,30 +55,20 @@ class SlotSpec:
     def layouts(self) -> dict[int, Layout]:
         """Layout of a row of the slot's store per blueprint, without the gate."""
         return {
-            kind: blueprints.build(kind, self.channels, self.family).layout for kind in self.kinds
+            kind: Layout(blueprints.build(kind, self.channels, self.family).fields)
+            for kind in self.kinds
         }
 
     @cached_property
     def last_layers(self) -> frozenset[LastLayer]:
         """What newborn seeds of the slot's blueprints may read."""
-        built = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
-        return frozenset(blueprint.last_layer for blueprint in built)
+        each = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
+        return frozenset(blueprint.last_layer for blueprint in each)
 
     @cached_property
     def gate_layout(self) -> Layout:
-        """Layout of the gate of style GATED_GATE: C to max(8, C / 4) channels, ReLU, to 1 channel.
-
-        The input of the gate is the mean over the pixels, or each position of a sequence.
-        """
-        hidden = max(8, self.channels // 4)
-        return Layout(
-            (
-                weight("gate.hidden.weight", hidden, self.channels),
-                zeros("gate.hidden.bias", hidden),
-                weight("gate.out.weight", 1, hidden),
-                zeros("gate.out.bias", 1),
-            )
-        )
+        """Layout of the gate of style GATED_GATE."""
+        return Layout(blueprints.gate_fields(self.channels))
 
     @cached_property
     def gate_offset(self) -> int:
@@ -145,3 +136,25 @@ def initial_distribution_on(slot: SlotSpec, device: torch.device) -> tuple[Tenso
 def stack_tables(slots: tuple[SlotSpec, ...], attribute: str) -> Tensor:
     """Stack a table of all slots along a new first axis."""
     return torch.stack([getattr(slot, attribute) for slot in slots])
+
+
+Grown = Callable[[Tensor], Tensor]
+"""Maps the activation before a slot to the activation after it, with the seeds applied."""
+
+
+class Slot(nn.Module):
+    """Marks a place in a module where a seed can grow; the identity without seeds.
+
+    Args:
+        channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
+            blueprints) or ``[B, C]`` (for fully connected ones).
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.channels = channels
+        self.grown: Grown | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The activation ``x``, changed by the seeds in this slot."""
+        return x if self.grown is None else self.grown(x)

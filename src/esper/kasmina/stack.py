@@ -28,6 +28,11 @@ class Field:
         """Number of elements."""
         return prod(self.shape)
 
+    def initial(self, generator: torch.Generator | None = None) -> Tensor:
+        """Initial values, float32 ``[*shape]``; torch's global generator draws if None."""
+        draws = 2.0 * torch.rand(self.shape, generator=generator) - 1.0
+        return self.constant + self.bound * draws
+
 
 def weight(name: str, *shape: int) -> Field:
     """A weight ``[out, in, ...]``, initially uniform within +-fan_in^-0.5, as in torch's layers."""
@@ -154,15 +159,15 @@ class Stack:
     def of_rows(self, rows: Tensor) -> "Stack":
         """A copy of the rows with indices ``rows``, int64 ``[M]``."""
 
-        def taken(state: AdamState) -> AdamState:
+        def part(state: AdamState) -> AdamState:
             return AdamState(state.first[rows], state.second[rows], state.step[rows])
 
         return Stack(
             host=self.host[rows],
             buffers=self.buffers[rows],
             seeds=[seeds[rows] for seeds in self.seeds],
-            host_optimizer=taken(self.host_optimizer),
-            seed_optimizers=[taken(state) for state in self.seed_optimizers],
+            host_optimizer=part(self.host_optimizer),
+            seed_optimizers=[part(state) for state in self.seed_optimizers],
         )
 
     def clear_optimizers(self) -> None:

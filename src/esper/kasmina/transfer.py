@@ -37,7 +37,7 @@ class HostCopy:
 
     def __init__(self, tensors: Sequence[Tensor]):
         self._tensors = list(tensors)
-        self._arrived: torch.cuda.Event | None = None
+        self._arrival: torch.cuda.Event | None = None
         if not tensors or tensors[0].device.type != "cuda":
             return
         device = tensors[0].device
@@ -49,19 +49,19 @@ class HostCopy:
         self._packed = torch.cat(parts).to("cpu", non_blocking=True)
         self._kinds = [(x.dtype, x.shape) for x in tensors]
         self._tensors = []
-        self._arrived = torch.cuda.Event()
-        self._arrived.record(torch.cuda.current_stream(device))
+        self._arrival = torch.cuda.Event()
+        self._arrival.record(torch.cuda.current_stream(device))
 
     def wait(self) -> list[Tensor]:
         """The tensors in CPU memory, in the order of the arguments; waits until they are there."""
-        if self._arrived is None:
+        if self._arrival is None:
             return self._tensors
-        self._arrived.synchronize()
-        found: dict[int, Tensor] = {}
+        self._arrival.synchronize()
+        tensors: dict[int, Tensor] = {}
         for i, part in zip(self._order, self._packed.split(self._sizes), strict=True):
             dtype, shape = self._kinds[i]
-            found[i] = part.view(dtype).view(shape)
-        return [found[i] for i in range(len(self._kinds))]
+            tensors[i] = part.view(dtype).view(shape)
+        return [tensors[i] for i in range(len(self._kinds))]
 
 
 def on_host(*tensors: Tensor) -> list[Tensor]:

@@ -41,15 +41,15 @@ class Augmentation:
         count, height, width, _ = images.shape
         rows = torch.arange(height, device=images.device)
         columns = torch.arange(width, device=images.device).expand(count, -1)
-        flipped = (poses // self.span**2)[:, None] > 0
+        mirror = (poses // self.span**2)[:, None] > 0
         y = rows + (poses // self.span % self.span - self.reach)[:, None]
-        x = torch.where(flipped, width - 1 - columns, columns)
+        x = torch.where(mirror, width - 1 - columns, columns)
         x = x + (poses % self.span - self.reach)[:, None]
         inside = _inside(y, height)[:, :, None] & _inside(x, width)[:, None, :]
         image = torch.arange(count, device=images.device)[:, None, None]
-        found = images[image, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]]
-        return torch.where(inside[..., None], found, 0.0)
+        crop = images[image, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]]
+        return torch.where(inside[..., None], crop, 0.0)
 
 
-def _inside(place: Tensor, size: int) -> Tensor:
-    return (place >= 0) & (place < size)
+def _inside(position: Tensor, size: int) -> Tensor:
+    return (position >= 0) & (position < size)

@@ -47,18 +47,18 @@ def cifar10(directory: Path) -> Dataset:
             f"data_dir: {folder} lacks {', '.join(missing)}; put all of CIFAR-10 there, "
             "or run esper tasks fetch cifar10"
         )
-    batches = [_checked(folder / name, *read(folder / name)) for name in names]
+    batches = [_rows_in_range(folder / name, *read(folder / name)) for name in names]
     pixels = np.concatenate([batch for batch, _ in batches[:-1]])
     labels = np.concatenate([batch for _, batch in batches[:-1]])
-    kept = len(labels) - max(1, len(labels) // 10)
-    if not kept:
+    training_rows = len(labels) - max(1, len(labels) // 10)
+    if not training_rows:
         raise UsageError(f"data_dir: {folder} has only one training image; give two or more")
     test_pixels, test_labels = batches[-1]
     return Dataset(
-        train_images=_images(pixels[:kept]),
-        train_labels=torch.from_numpy(labels[:kept]),
-        validation_images=_images(pixels[kept:]),
-        validation_labels=torch.from_numpy(labels[kept:]),
+        train_images=_images(pixels[:training_rows]),
+        train_labels=torch.from_numpy(labels[:training_rows]),
+        validation_images=_images(pixels[training_rows:]),
+        validation_labels=torch.from_numpy(labels[training_rows:]),
         test_images=_images(test_pixels),
         test_labels=torch.from_numpy(test_labels),
         classes=CLASSES,
@@ -71,9 +71,9 @@ def _format(directory: Path) -> tuple[Path, list[str], Callable[[Path], Rows]]:
         ("cifar-10-batches-bin", ".bin", _read_binary),
         ("cifar-10-batches-py", "", _read_pickled),
     )
-    for place, suffix, read in formats:
+    for name_of_folder, suffix, read in formats:
         names = [f"{batch}{suffix}" for batch in BATCHES]
-        for folder in (directory / place, directory):
+        for folder in (directory / name_of_folder, directory):
             if any(isfile(folder / name) for name in names):
                 return folder, names, read
     raise UsageError(
@@ -125,7 +125,7 @@ def _content(path: Path) -> bytes:
         raise UsageError(f"data_dir: cannot read {path} ({error.strerror})") from error
 
 
-def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Rows:
+def _rows_in_range(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Rows:
     if not len(labels):
         raise UsageError(f"data_dir: {path} is empty; download it again")
     wrong = np.flatnonzero((labels < 0) | (labels >= CLASSES))
@@ -140,5 +140,5 @@ def _checked(path: Path, pixels: np.ndarray, labels: np.ndarray) -> Rows:
 def _images(pixels: np.ndarray) -> Tensor:
     """Float images ``[n, 32, 32, 3]``, normalised to mean 0 and deviation 1 per channel."""
     images = torch.from_numpy(pixels.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1).copy())
-    scaled = images.float().div_(255.0)
-    return scaled.sub_(torch.tensor(MEAN)).div_(torch.tensor(DEVIATION))
+    values = images.float().div_(255.0)
+    return values.sub_(torch.tensor(MEAN)).div_(torch.tensor(DEVIATION))

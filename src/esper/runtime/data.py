@@ -55,16 +55,16 @@ class Dataset:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of all images, as float32, and all labels, in hexadecimal."""
-        found = hashlib.sha256(repr((self.classes, self.label_shape)).encode())
+        hasher = hashlib.sha256(repr((self.classes, self.label_shape)).encode())
         for split in ("train", "validation", "test"):
             images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
             for tensor in (map_elements(images, lambda x: x.to(torch.float32)), labels):
                 windows = stored_elements(tensor) < tensor.numel()
-                found.update(f"{list(tensor.shape)} {tensor.stride() if windows else ''}".encode())
+                hasher.update(f"{list(tensor.shape)} {tensor.stride() if windows else ''}".encode())
                 # Overlapping windows are hashed as the one stream that they are in memory.
-                whole = tensor.as_strided((_span(tensor),), (1,)) if windows else tensor
-                found.update(whole.detach().cpu().contiguous().numpy().data)
-        return found.hexdigest()
+                stream = tensor.as_strided((_span(tensor),), (1,)) if windows else tensor
+                hasher.update(stream.detach().cpu().contiguous().numpy().data)
+        return hasher.hexdigest()
 
 
 def stored_elements(x: Tensor) -> int:
@@ -98,12 +98,12 @@ class FromDirectory:
 
     def __call__(self) -> Dataset:
         try:
-            place = absolute_path(self.directory)
+            path = absolute_path(self.directory)
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"data_dir: {str(self.directory)!r} is not a path ({error})"
             ) from error
-        return self.read(Path(place))
+        return self.read(Path(path))
 
 
 @dataclass(frozen=True)
@@ -167,25 +167,25 @@ def digits(
     reach = range(-shift, shift + 1)
     poses = list(product(range(rotation + 1), reach, reach))
 
-    def posed(pixels: np.ndarray, pose: tuple[int, int, int]) -> np.ndarray:
+    def pose_of(pixels: np.ndarray, pose: tuple[int, int, int]) -> np.ndarray:
         turns, down, right = pose
-        return _moved(np.rot90(pixels, turns, axes=(-2, -1)), down, right)
+        return _shift(np.rot90(pixels, turns, axes=(-2, -1)), down, right)
 
     def noisy(pixels: np.ndarray) -> Tensor:
         pixels = pixels + noise * generator.standard_normal(pixels.shape)
         return torch.from_numpy(pixels.astype(np.float32))[..., None]
 
     def posed_once(index: np.ndarray) -> Tensor:
-        drawn = generator.integers(len(poses), size=len(index))
+        numbers = generator.integers(len(poses), size=len(index))
         return noisy(
-            np.stack([posed(images[i], poses[d]) for i, d in zip(index, drawn, strict=True)])
+            np.stack([pose_of(images[i], poses[d]) for i, d in zip(index, numbers, strict=True)])
         )
 
     # Draw noise also for images that are left out below, so that the others always get the same.
-    all_posed = noisy(np.concatenate([posed(images[train], pose) for pose in poses]))
+    all_posed = noisy(np.concatenate([pose_of(images[train], pose) for pose in poses]))
     validation_images, test_images = posed_once(validation), posed_once(test)
-    kept = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
-    kept_rows = np.tile(kept, len(poses))
+    rows = (labels[train] < classes) & _part_of_each_class(labels[train], label_fraction)
+    kept_rows = np.tile(rows, len(poses))
     kept_validation, kept_test = labels[validation] < classes, labels[test] < classes
     return Dataset(
         train_images=all_posed[kept_rows],
@@ -217,14 +217,14 @@ def mislabelled(
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share must lie in [0, 1], got {share}")
-    made = data(seed=seed, **settings)
+    dataset = data(seed=seed, **settings)
     if only is not None:
-        made = _of_classes(made, only)
+        dataset = _of_classes(dataset, only)
     draws = np.random.default_rng(seed)
-    wrong = torch.from_numpy(draws.random(made.train_labels.shape) < share)
-    labels = torch.tensor(range(made.classes) if only is None else only)
-    drawn = labels[draws.integers(len(labels), size=tuple(made.train_labels.shape))]
-    return replace(made, train_labels=torch.where(wrong, drawn, made.train_labels))
+    wrong = torch.from_numpy(draws.random(dataset.train_labels.shape) < share)
+    labels = torch.tensor(range(dataset.classes) if only is None else only)
+    wrong_labels = labels[draws.integers(len(labels), size=tuple(dataset.train_labels.shape))]
+    return replace(dataset, train_labels=torch.where(wrong, wrong_labels, dataset.train_labels))
 
 
 def _of_classes(data: Dataset, only: tuple[int, ...]) -> Dataset:
@@ -232,8 +232,8 @@ def _of_classes(data: Dataset, only: tuple[int, ...]) -> Dataset:
     parts: dict[str, Any] = {}
     for name in ("train", "validation", "test"):
         images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
-        kept = torch.isin(labels, torch.tensor(only))
-        parts |= {f"{name}_images": images[kept], f"{name}_labels": labels[kept]}
+        rows = torch.isin(labels, torch.tensor(only))
+        parts |= {f"{name}_images": images[rows], f"{name}_labels": labels[rows]}
     return replace(data, **parts)
 
 
@@ -246,7 +246,7 @@ def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:
     return part
 
 
-def _moved(images: np.ndarray, down: int, right: int) -> np.ndarray:
+def _shift(images: np.ndarray, down: int, right: int) -> np.ndarray:
     """Images ``[..., H, W]`` shifted by whole pixels and filled with 0."""
     height, width = images.shape[-2:]
     reach = max(abs(down), abs(right))

@@ -58,12 +58,12 @@ class OwnFile:
         Raises:
             UsageError: the function fails, or returns something else.
         """
-        made = _called("model", self.model, self._model)
-        if not isinstance(made, nn.Module):
+        module = _result("model", self.model, self._model)
+        if not isinstance(module, nn.Module):
             raise UsageError(
-                f"model: {self.model} returns a {type(made).__name__}; return an nn.Module"
+                f"model: {self.model} returns a {type(module).__name__}; return an nn.Module"
             )
-        return made
+        return module
 
     def loaders(self) -> Loaders:
         """Newly made loaders.
@@ -71,26 +71,26 @@ class OwnFile:
         Raises:
             UsageError: the function fails, or returns something else.
         """
-        made = _called("data", self.data, self._loaders)
-        if isinstance(made, Mapping):
-            made = [made[split] for split in SPLITS if split in made]
-        if not isinstance(made, tuple | list) or len(made) not in (2, 3):
+        loaders = _result("data", self.data, self._loaders)
+        if isinstance(loaders, Mapping):
+            loaders = [loaders[split] for split in SPLITS if split in loaders]
+        if not isinstance(loaders, tuple | list) or len(loaders) not in (2, 3):
             raise UsageError(
                 f"data: {self.data} must return the loaders (train, validation) or "
-                f"(train, validation, test), got a {type(made).__name__}"
+                f"(train, validation, test), got a {type(loaders).__name__}"
             )
-        return Loaders(made[0], made[1], made[2] if len(made) == 3 else None)
+        return Loaders(loaders[0], loaders[1], loaders[2] if len(loaders) == 3 else None)
 
     def described(self, error: BaseException) -> str:
         """An error on one line, with the line of the user's file at which it arose, if it did."""
         files = {absolute_path(each.rpartition(":")[0]) for each in (self.model, self.data)}
-        places = [
+        lines = [
             f"{os.path.basename(frame.filename)}, line {frame.lineno}: "
             for frame in traceback.extract_tb(error.__traceback__)
             if frame.filename in files
         ]
         reason = (str(error).strip() or "no message").splitlines()[0]
-        return f"{places[-1] if places else ''}{type(error).__name__}: {reason}"
+        return f"{lines[-1] if lines else ''}{type(error).__name__}: {reason}"
 
     def recipe(self, epochs: int) -> dict[str, Any]:
         """Further arguments of ``esper.grow``; empty if the file has no ``recipe``.
@@ -100,13 +100,13 @@ class OwnFile:
         """
         if self._recipe is None:
             return {}
-        made = _called("recipe", f"{RECIPE}({epochs})", partial(self._recipe, epochs))
-        if not isinstance(made, dict):
+        arguments = _result("recipe", f"{RECIPE}({epochs})", partial(self._recipe, epochs))
+        if not isinstance(arguments, dict):
             raise UsageError(
-                f"recipe: it returns a {type(made).__name__}; return a dict of arguments of "
+                f"recipe: it returns a {type(arguments).__name__}; return a dict of arguments of "
                 "esper.grow"
             )
-        return made
+        return arguments
 
 
 def find_own(model: str, data: str | None = None) -> OwnFile:
@@ -122,25 +122,25 @@ def find_own(model: str, data: str | None = None) -> OwnFile:
         UsageError: there is no such file or function, or the file fails.
     """
     file, name = _split(model, MODEL)
-    own = _module("model", file)
-    builds = _function("model", file, own, name)
+    module = _module("model", file)
+    builds = _function("model", file, module, name)
     data_file, data_name = _split(file if data is None else data, LOADERS)
-    held = _module("data", data_file)
-    recipe = getattr(own, RECIPE, None)
+    data_module = _module("data", data_file)
+    recipe = getattr(module, RECIPE, None)
     return OwnFile(
         Path(file).stem,
         f"{file}:{name}",
         f"{data_file}:{data_name}",
         {"model": plugins.digest(file), "data": plugins.digest(data_file)},
         builds,
-        _function("data", data_file, held, data_name),
+        _function("data", data_file, data_module, data_name),
         recipe if callable(recipe) else None,
     )
 
 
-def names_function(given: str) -> bool:
+def names_function(text: str) -> bool:
     """Whether ``given`` is ``FILE:NAME`` and not a file alone."""
-    return _split(given, "") != (given, "")
+    return _split(text, "") != (text, "")
 
 
 def set_seed(seed: int) -> None:
@@ -150,9 +150,9 @@ def set_seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _split(given: str, default: str) -> tuple[str, str]:
-    file, colon, name = given.rpartition(":")
-    return (file, name) if colon and name.isidentifier() else (given, default)
+def _split(text: str, default: str) -> tuple[str, str]:
+    file, colon, name = text.rpartition(":")
+    return (file, name) if colon and name.isidentifier() else (text, default)
 
 
 def _module(setting: str, file: str) -> ModuleType:
@@ -167,26 +167,26 @@ def _module(setting: str, file: str) -> ModuleType:
 
 
 def _function(setting: str, file: str, module: ModuleType, name: str) -> Callable[[], Any]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
-    own = [
+    value = getattr(module, name, None)
+    if callable(value):
+        return value
+    names = [
         each
         for each, value in vars(module).items()
         if callable(value) and getattr(value, "__module__", None) == module.__name__
     ]
-    hint = suggestion(name, own, f"write a function {name}, or name one: {file}:NAME")
+    hint = suggestion(name, names, f"write a function {name}, or name one: {file}:NAME")
     raise UsageError(f"{setting}: {file} has no function {name!r}; {hint}")
 
 
-def _called(setting: str, what: str, function: Callable[[], Any]) -> Any:
+def _result(setting: str, what: str, function: Callable[[], Any]) -> Any:
     try:
         return function()
     except UsageError:
         raise
     except Exception as error:
         reason = first_line(error)
-        called = "" if setting == RECIPE else "; it is called without arguments"
+        hint = "" if setting == RECIPE else "; it is called without arguments"
         raise UsageError(
-            f"{setting}: {what} fails ({type(error).__name__}: {reason}){called}"
+            f"{setting}: {what} fails ({type(error).__name__}: {reason}){hint}"
         ) from error

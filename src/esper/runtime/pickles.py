@@ -49,7 +49,7 @@ def _encode(text: Any, codec: Any) -> bytes:
     return text.encode("latin1")
 
 
-_KNOWN: dict[tuple[str, str], Any] = {
+_SUBSTITUTES: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): ByteArray,
     ("numpy", "dtype"): _Dtype,
     ("numpy.core.multiarray", "_reconstruct"): ByteArray,
@@ -61,7 +61,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
-            return _KNOWN[module, name]
+            return _SUBSTITUTES[module, name]
         except KeyError:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}") from None
 

@@ -14,7 +14,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 
-_loaded: dict[Path, ModuleType] = {}
+_modules: dict[Path, ModuleType] = {}
 """Files that this process has run, and their modules."""
 
 
@@ -26,7 +26,7 @@ def load(path: str) -> None:
     """
     try:
         file = Path(absolute_path(path))
-        if file in _loaded:
+        if file in _modules:
             return
         if file.suffix != ".py":
             raise UsageError(f"plugin: {path} is not a Python file; give one that ends in .py")
@@ -38,7 +38,7 @@ def load(path: str) -> None:
         raise UsageError(f"plugin: cannot read {path!r} ({reason}); give a Python file") from error
     module = ModuleType(f"esper_plugin_{file.stem}_{_digest(file)}", f"Plugin {file}.")
     module.__file__ = str(file)
-    before = _registered()
+    before = _registry()
     # dataclasses and pickle look up the module of a class by name.
     sys.modules[module.__name__] = module
     try:
@@ -48,8 +48,8 @@ def load(path: str) -> None:
         del sys.modules[module.__name__]
         # Remove what it registered, so that the file can be loaded again once it is fixed.
         _restore(before)
-        raise UsageError(f"plugin: {_place(path, file, error)}: {_described(error)}") from error
-    _loaded[file] = module
+        raise UsageError(f"plugin: {_line_of(path, file, error)}: {_text_of(error)}") from error
+    _modules[file] = module
 
 
 def module(path: str) -> ModuleType:
@@ -59,7 +59,7 @@ def module(path: str) -> ModuleType:
         UsageError: see ``load``.
     """
     load(path)
-    return _loaded[Path(absolute_path(path))]
+    return _modules[Path(absolute_path(path))]
 
 
 def digest(path: str) -> str:
@@ -73,7 +73,7 @@ def digest(path: str) -> str:
 _REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS)
 
 
-def _registered() -> tuple[list[str], list[dict[str, Any]]]:
+def _registry() -> tuple[list[str], list[dict[str, Any]]]:
     return list(BLUEPRINTS), [dict(register) for register in _REGISTERS]
 
 
@@ -89,7 +89,7 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
 
 
-def _place(path: str, file: Path, error: BaseException) -> str:
+def _line_of(path: str, file: Path, error: BaseException) -> str:
     """``path`` and, if known, the line of the file at which the error occurred."""
     lines = [
         frame.lineno
@@ -101,7 +101,7 @@ def _place(path: str, file: Path, error: BaseException) -> str:
     return f"{path}, line {lines[-1]}" if lines else path
 
 
-def _described(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """The error on one line."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     text = " ".join(message.split())

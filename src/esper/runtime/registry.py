@@ -78,11 +78,11 @@ def add_family(family: Family) -> None:
             raise UsageError(
                 f"family: {name!r} is the name of a task or suite; give the family another name"
             )
-    drawn = family.draw(0)
-    if (drawn.name, drawn.family) != (f"{family.name}:0", family.name):
+    first = family.draw(0)
+    if (first.name, first.family) != (f"{family.name}:0", family.name):
         raise UsageError(
-            f"family: draw 0 of {family.name!r} is called {drawn.name!r} and has the family "
-            f"{drawn.family!r}; give it the name '{family.name}:0' and the family {family.name!r}"
+            f"family: draw 0 of {family.name!r} is called {first.name!r} and has the family "
+            f"{first.family!r}; give it the name '{family.name}:0' and the family {family.name!r}"
         )
     FAMILIES[family.name] = family
     SUITES.update(suites)
@@ -99,10 +99,11 @@ def task(factory: Callable[[], Task]) -> Callable[[], Task]:
         raise UsageError(f"task: {name!r} is already registered; give the new one another name")
     if name in SUITES:
         raise UsageError(f"task: {name!r} is the name of a suite; give the task another name")
-    made = factory()
-    if made.name != name:
+    first = factory()
+    if first.name != name:
         raise UsageError(
-            f"task: the factory {name!r} makes a task called {made.name!r}; give both the same name"
+            f"task: the factory {name!r} makes a task called {first.name!r}; "
+            "give both the same name"
         )
     TASKS[name] = factory
     return factory
@@ -127,8 +128,8 @@ def find(name: str) -> Task:
     if name in SUITES:
         names = SUITES[name] if len(SUITES[name]) <= 20 else (*SUITES[name][:3], "...")
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
-    known = [*TASKS, *SUITES]
-    hint = suggestion(name, known, f"choose from {', '.join(sorted(known))}")
+    every = [*TASKS, *SUITES]
+    hint = suggestion(name, every, f"choose from {', '.join(sorted(every))}")
     raise UsageError(f"task: there is no task {name!r}; {hint}")
 
 
@@ -143,9 +144,9 @@ def find_all(names: Sequence[str]) -> tuple[Task, ...]:
             f"task: no task is given; name at least one task or suite ({', '.join(SUITES)})"
         )
     tasks = tuple(find(member) for name in names for member in SUITES.get(name, (name,)))
-    found = [task.name for task in tasks]
-    for name in found:
-        if found.count(name) > 1:
+    task_names = [task.name for task in tasks]
+    for name in task_names:
+        if task_names.count(name) > 1:
             raise UsageError(
                 f"task: {name!r} is given twice, possibly as part of a suite; name it once"
             )
@@ -171,16 +172,16 @@ def agree(
         UsageError: a value is None, and the tasks differ in it.
     """
     return (
-        _agreed(tasks, "episode_length", episode_length),
-        _agreed(tasks, "max_batches", max_batches),
-        _agreed(tasks, "batch_size", batch_size),
-        _agreed(tasks, "max_seeds", max_seeds),
+        _common(tasks, "episode_length", episode_length),
+        _common(tasks, "max_batches", max_batches),
+        _common(tasks, "batch_size", batch_size),
+        _common(tasks, "max_seeds", max_seeds),
     )
 
 
-def _agreed(tasks: Sequence[Task], field: str, given: int | None) -> Any:
-    if given is not None:
-        return given
+def _common(tasks: Sequence[Task], field: str, setting: int | None) -> Any:
+    if setting is not None:
+        return setting
     owners: dict[int | None, list[str]] = {}
     for task in tasks:
         owners.setdefault(getattr(task, field), []).append(task.label)

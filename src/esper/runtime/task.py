@@ -185,40 +185,22 @@ class Task:
     family: str | None = None
 
     def __post_init__(self) -> None:
-        for field, least in (("episode_length", 1), ("max_batches", 1), ("batch_size", 2)):
-            if getattr(self, field) < least:
+        host_rate = self.host_learning_rate
+        for field, fits, rule in (
+            ("episode_length", self.episode_length >= 1, "be at least 1"),
+            ("max_batches", self.max_batches >= 1, "be at least 1"),
+            ("batch_size", self.batch_size >= 2, "be at least 2"),
+            ("max_seeds", self.max_seeds is None or self.max_seeds >= 1, "be at least 1"),
+            ("decay", self.decay in DECAYS, f"be one of {', '.join(DECAYS)}"),
+            ("tuning", self.tuning in TUNINGS, f"be one of {', '.join(TUNINGS)}"),
+            ("max_gradient_norm", self.max_gradient_norm > 0.0, "be above 0"),
+            ("host_learning_rate", host_rate is None or host_rate >= 0.0, "be 0 or more"),
+            ("deadline", 0.0 < self.deadline <= 1.0, "lie in (0, 1]"),
+        ):
+            if not fits:
                 raise UsageError(
-                    f"{field}: must be at least {least}, got {getattr(self, field)} "
-                    f"in the task {self.name!r}"
+                    f"{field}: must {rule}, got {getattr(self, field)!r} in the task {self.name!r}"
                 )
-        if self.max_seeds is not None and self.max_seeds < 1:
-            raise UsageError(
-                f"max_seeds: must be at least 1, got {self.max_seeds} in the task {self.name!r}"
-            )
-        if self.decay not in DECAYS:
-            raise UsageError(
-                f"decay: must be one of {', '.join(DECAYS)}, got {self.decay!r} "
-                f"in the task {self.name!r}"
-            )
-        if self.tuning not in TUNINGS:
-            raise UsageError(
-                f"tuning: must be one of {', '.join(TUNINGS)}, got {self.tuning!r} "
-                f"in the task {self.name!r}"
-            )
-        if not self.max_gradient_norm > 0.0:
-            raise UsageError(
-                f"max_gradient_norm: must be above 0, got {self.max_gradient_norm} "
-                f"in the task {self.name!r}"
-            )
-        if self.host_learning_rate is not None and not self.host_learning_rate >= 0.0:
-            raise UsageError(
-                f"host_learning_rate: must be 0 or more, got {self.host_learning_rate} "
-                f"in the task {self.name!r}"
-            )
-        if not 0.0 < self.deadline <= 1.0:
-            raise UsageError(
-                f"deadline: must lie in (0, 1], got {self.deadline} in the task {self.name!r}"
-            )
         shift = self.drift and self.drift.channels
         blocks = len(self.host.weights) if isinstance(self.host, NormedHost) else 0
         if shift and shift.block >= blocks:
@@ -251,10 +233,10 @@ class Task:
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""
 
-        def moved(data: Maker) -> Maker:
+        def change(data: Maker) -> Maker:
             return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
 
-        return self._with_data(moved)
+        return self._with_data(change)
 
     def with_split(self, seed: int) -> "Task":
         """A copy of the task whose data are split with ``seed``, wherever the split is drawn.
@@ -291,26 +273,26 @@ class Task:
             UsageError: the data cannot be made, or do not fit the host.
         """
         makers = [self.data] if self.drift is None else [self.data, self.drift.data]
-        places = ("data", "drift")
-        sets = tuple(self._made(*pair) for pair in zip(places, makers, strict=False))
-        wanted = (self.host.image, self.host.classes)
-        for place, dataset in zip(places, sets, strict=False):
+        fields = ("data", "drift")
+        sets = tuple(self._dataset(*pair) for pair in zip(fields, makers, strict=False))
+        fit = (self.host.image, self.host.classes)
+        for field, dataset in zip(fields, sets, strict=False):
             if dataset.label_shape != self.host.label_shape:
                 raise UsageError(
-                    f"{place}: the task {self.name!r} has labels of shape {dataset.label_shape} "
+                    f"{field}: the task {self.name!r} has labels of shape {dataset.label_shape} "
                     f"per input and a host for {self.host.label_shape}; make them the same"
                 )
             for images in (dataset.train_images, dataset.validation_images, dataset.test_images):
-                found = (tuple(images.shape[1:]), dataset.classes)
-                if found != wanted:
+                shape = (tuple(images.shape[1:]), dataset.classes)
+                if shape != fit:
                     raise UsageError(
-                        f"{place}: the task {self.name!r} has images {found[0]} of {found[1]} "
-                        f"classes and a host for images {wanted[0]} of {wanted[1]} classes; "
+                        f"{field}: the task {self.name!r} has images {shape[0]} of {shape[1]} "
+                        f"classes and a host for images {fit[0]} of {fit[1]} classes; "
                         "make them the same"
                     )
         return sets
 
-    def _made(self, place: str, maker: Maker) -> Dataset:
+    def _dataset(self, field: str, maker: Maker) -> Dataset:
         """The data set of ``maker``; errors in the user's code become a UsageError."""
         if isinstance(maker, FromDirectory):
             return maker()  # its errors already name the file and the fix
@@ -319,13 +301,13 @@ class Task:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(
-                f"{place}: the task {self.name!r} cannot make its data set ({reason})"
+                f"{field}: the task {self.name!r} cannot make its data set ({reason})"
             ) from error
 
 
 def data_digests(data: Sequence[tuple[Task, Sequence[Dataset]]]) -> dict[str, str]:
     """SHA-256 of the data by ``label`` of the tasks, each given with its ``datasets()``."""
-    found: dict[str, list[str]] = {}
+    digests: dict[str, list[str]] = {}
     for task, sets in data:
-        found.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
-    return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in found.items()}
+        digests.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
+    return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in digests.items()}

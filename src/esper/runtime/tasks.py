@@ -60,120 +60,81 @@ SUITES["cifar"] = ("cifar_baseline", "cifar_impaired", "cifar_minimal", "cifar_s
 
 
 def _add(name: str, summary: str, host: Host, data: Callable[[], Dataset], **settings: Any) -> None:
-    made = Task(name, summary, host, data, **settings)
-    TASKS[name] = lambda: made
+    task_object = Task(name, summary, host, data, **settings)
+    TASKS[name] = lambda: task_object
 
 
 def _host(*channels: int, classes: int = 10) -> CnnHost:
     return CnnHost(channels, classes, image=(8, 8, 1))
 
 
+_SMALL = _host(4, 8)
+
+
 def _digits(**settings: Any) -> DrawnSplit:
     return DrawnSplit(partial(digits, **settings))
 
 
-# Recipe of the tasks on digits, unless they name another: those of the benchmark recipes.
-_add_digits = partial(_add, learning_rate=5e-2, decay="cosine")
-_SMALL = _host(4, 8)
-_SHIFTED = _digits(shift=2, noise=0.1)
+def _add_digits(
+    name: str, summary: str, host: Host = _SMALL, recipe: dict[str, Any] | None = None, **data: Any
+) -> None:
+    """A task on digits; its recipe is that of the benchmark recipes, unless it names another."""
+    recipe = {"learning_rate": 5e-2, "decay": "cosine", **(recipe or {})}
+    _add(name, summary, host, _digits(**data), **recipe)
 
+
+def _shift_summary(pixels: int, noise: float) -> str:
+    return f"digits shifted by up to {pixels} pixel{'s' * (pixels > 1)}, noise {noise}"
+
+
+_FAST, _CONSTANT = {"learning_rate": 1e-1}, {"decay": "constant"}
 # The host is too small for digits at any of these shifts, so growing pays.
-_add_digits("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
+_add_digits("digits_shift", _shift_summary(2, 0.1), shift=2, noise=0.1)
 # The host is large enough and learns fast, so no seed is worth its rent.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
-_add_digits("digits", "digits as they are", _AMPLE, _digits())
+_add_digits("digits", "digits as they are", _AMPLE)
 # Smaller shifts than digits_shift.
-_add_digits(
-    "digits_shift_small",
-    "digits shifted by up to 1 pixel, noise 0.1",
-    _SMALL,
-    _digits(shift=1, noise=0.1),
-    learning_rate=1e-1,
-)
+_add_digits("digits_shift_small", _shift_summary(1, 0.1), recipe=_FAST, shift=1, noise=0.1)
 # Twice the noise of digits_shift.
-_add_digits(
-    "digits_noisy",
-    "digits shifted by up to 2 pixels, noise 0.2",
-    _SMALL,
-    _digits(shift=2, noise=0.2),
-)
+_add_digits("digits_noisy", _shift_summary(2, 0.2), shift=2, noise=0.2)
 # Few enough training images that a grown host can memorise them.
-_add_digits(
-    "digits_few_labels",
-    "as digits_shift with 30 % of the training images",
-    _SMALL,
-    _digits(shift=2, noise=0.1, label_fraction=0.3),
-)
+_FEW_LABELS = "as digits_shift with 30 % of the training images"
+_add_digits("digits_few_labels", _FEW_LABELS, shift=2, noise=0.1, label_fraction=0.3)
 # Shifts start later or never, so it is not known at the start whether growing will pay.
+_drift = Drift(_digits(shift=2, noise=0.1), earliest=0.1, latest=0.6, never=1 / 3)
 _add_digits(
     "digits_drift",
     "digits with noise 0.1, later shifted by up to 2 pixels",
-    _SMALL,
-    _digits(noise=0.1),
-    drift=Drift(_SHIFTED, earliest=0.1, latest=0.6, never=1 / 3),
-    learning_rate=1e-1,
+    recipe={**_FAST, "drift": _drift},
+    noise=0.1,
 )
 # A host without convolutions.
-_add_digits(
-    "digits_mlp",
-    "digits shifted by up to 1 pixel, noise 0.1",
-    MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1)),
-    _digits(shift=1, noise=0.1),
-)
+_PERCEPTRON = MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1))
+_add_digits("digits_mlp", _shift_summary(1, 0.1), _PERCEPTRON, shift=1, noise=0.1)
 
 # Held out: larger shifts than any training task.
-_add_digits(
-    "digits_shift_far",
-    "digits shifted by up to 3 pixels, noise 0.1",
-    _SMALL,
-    _digits(shift=3, noise=0.1),
-    decay="constant",
-)
+_add_digits("digits_shift_far", _shift_summary(3, 0.1), recipe=_CONSTANT, shift=3, noise=0.1)
 # Held out: a combination of shift and noise that no training task has.
-_add_digits(
-    "digits_shift_near",
-    "digits shifted by up to 1 pixel, noise 0.2",
-    _SMALL,
-    _digits(shift=1, noise=0.2),
-)
+_add_digits("digits_shift_near", _shift_summary(1, 0.2), shift=1, noise=0.2)
 # Held out: more noise than any training task.
-_add_digits(
-    "digits_noisier",
-    "digits shifted by up to 2 pixels, noise 0.3",
-    _SMALL,
-    _digits(shift=2, noise=0.3),
-    decay="constant",
-)
+_add_digits("digits_noisier", _shift_summary(2, 0.3), recipe=_CONSTANT, shift=2, noise=0.3)
 # Held out: less noise than any training task with shifts.
-_add_digits(
-    "digits_clear",
-    "digits shifted by up to 2 pixels, noise 0.05",
-    _SMALL,
-    _digits(shift=2, noise=0.05),
-)
+_add_digits("digits_clear", _shift_summary(2, 0.05), shift=2, noise=0.05)
 # Held out: fewer classes, so chance is 20 % instead of 10 %.
-_add_digits(
-    "digits_five",
-    "digits 0 to 4 shifted by up to 2 pixels, noise 0.1",
-    _host(4, 8, classes=5),
-    _digits(shift=2, noise=0.1, classes=5),
-    learning_rate=1e-1,
-)
+_FIVE = "digits 0 to 4 shifted by up to 2 pixels, noise 0.1"
+_add_digits("digits_five", _FIVE, _host(4, 8, classes=5), _FAST, shift=2, noise=0.1, classes=5)
 # Held out: a transformation that no training task has.
-_add_digits(
-    "digits_turned",
-    "digits turned by 0 to 3 quarter turns, noise 0.1",
-    _SMALL,
-    _digits(noise=0.1, rotation=3),
-)
+_QUARTER_TURNS = "digits turned by 0 to 3 quarter turns, noise 0.1"
+_add_digits("digits_turned", _QUARTER_TURNS, noise=0.1, rotation=3)
 # Held out: a host of half the width.
-_add_digits("digits_narrow", "as digits_shift", _host(2, 4), _SHIFTED)
+_add_digits("digits_narrow", "as digits_shift", _host(2, 4), shift=2, noise=0.1)
 # Held out: a host of twice the width.
-_add_digits("digits_wide", "as digits_shift", _host(8, 16), _SHIFTED)
+_add_digits("digits_wide", "as digits_shift", _host(8, 16), shift=2, noise=0.1)
 # Held out: a host with one more block and thus one more slot.
-_add_digits("digits_deep", "as digits_shift", _host(4, 8, 8), _SHIFTED)
+_add_digits("digits_deep", "as digits_shift", _host(4, 8, 8), shift=2, noise=0.1)
 # Held out: episodes 1.5 times as long.
-_add_digits("digits_long", "as digits_shift", _SMALL, _SHIFTED, episode_length=60)
+_LONG = {"episode_length": 60}
+_add_digits("digits_long", "as digits_shift", recipe=_LONG, shift=2, noise=0.1)
 
 
 def _add_cifar(name: str, *channels: int, kernel: int, pools: int) -> None:

@@ -58,15 +58,15 @@ def text(path: Path | str, context: int) -> Dataset:
     stream = torch.frombuffer(bytearray(_content(path, context)), dtype=torch.uint8)
     pieces = stream.tensor_split(PIECES)
     train, validation, test = (
-        torch.cat([piece for i, piece in enumerate(pieces) if i % 10 in wanted])
-        for wanted in (set(range(10)) - {4, 9}, {4}, {9})
+        torch.cat([piece for i, piece in enumerate(pieces) if i % 10 in numbers])
+        for numbers in (set(range(10)) - {4, 9}, {4}, {9})
     )
     images, labels = _windows(train, context)
     return TextDataset(
         images,
         labels,
-        *_spread(*_windows(validation, context, context)),
-        *_spread(*_windows(test, context, context)),
+        *_windows_apart(*_windows(validation, context, context)),
+        *_windows_apart(*_windows(test, context, context)),
         classes=BYTES,
         label_shape=(context,),
     )
@@ -92,10 +92,10 @@ def _windows(stream: Tensor, context: int, stride: int = 1) -> tuple[Tensor, Ten
     return images, stream[1:].long().unfold(0, context, stride)
 
 
-def _spread(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _windows_apart(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     count = min(len(images), HELD_BACK_WINDOWS)
-    chosen = torch.arange(count) * len(images) // count
-    return images[chosen], labels[chosen]
+    indices = torch.arange(count) * len(images) // count
+    return images[indices], labels[indices]
 
 
 def _content(path: Path | str, context: int) -> bytes:

@@ -8,12 +8,12 @@ from rich.text import Text
 from esper.leyline.config import WorldConfig
 from esper.leyline.config.setting import SEEDS, setting, up_to
 from esper.leyline.errors import UsageError
+from esper.own_models.model_check import check as check_model
+from esper.own_models.step_cost import duration
 from esper.runtime.own_files import LOADERS, MODEL, find_own, names_function
 from esper.runtime.plugins import load, module
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.flags import parse
-from esper.simic.own_models.model_check import check as check_model
-from esper.simic.own_models.policy_price import duration
 from esper.simic.tools.task_check import TaskTrial, try_task
 
 

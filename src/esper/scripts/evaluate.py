@@ -16,6 +16,7 @@ from esper.karn.comparisons import budget_text, differences, differences_text
 from esper.karn.ladder import HEADS, Step, headroom_text, step_cells, steps
 from esper.karn.price_front import FRONT_HEADS, front, front_cells, price_range
 from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDER_FILE, LADDERS, Evaluation, PricedRung
 from esper.leyline.extras import require
@@ -25,7 +26,6 @@ from esper.scripts.output import outlive_output
 from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
 from esper.simic.evaluation.ladder import evaluate as evaluated
 from esper.simic.evaluation.ladder import usable_controls
-from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import is_run_directory
 
 PROGRAM = "esper evaluate"

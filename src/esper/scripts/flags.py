@@ -6,8 +6,6 @@ are flags, the flags are parsed one by one: this shows which of them is wrong, a
 it.
 """
 
-import ast
-import inspect
 import re
 from contextlib import redirect_stderr
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -18,7 +16,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 
 import tyro
 
-from esper.leyline.config.setting import about, check_ranges, settings_of, spellings
+from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
 from esper.leyline.config.values import described, options_of, shown
 from esper.leyline.errors import UsageError, suggestion
 
@@ -88,7 +86,7 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
 def documented(command: type, defaults: Any = None) -> Any:
     """A type for the help text: groups of settings with their descriptions and defaults."""
     entries: dict[str, Any] = {}
-    meanings = _meanings(command)
+    notes = meanings(command)
     for f in fields(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
@@ -96,25 +94,10 @@ def documented(command: type, defaults: Any = None) -> Any:
         else:
             default = f.default if defaults is None else getattr(defaults, f.name)
             hint = _hint(f, default)
-            entries[f.name] = _entry(f, help=meanings[f.name], help_behavior_hint=hint)
+            entries[f.name] = _entry(
+                f, help=about(f).meaning or notes[f.name], help_behavior_hint=hint
+            )
     return _dictionary(entries, command.__name__, command.__doc__)
-
-
-def _meanings(command: type) -> dict[str, str]:
-    """The docstrings of the fields of a dataclass, by field name."""
-    return {
-        ast.unparse(own.target): " ".join(ast.literal_eval(text.value).split())
-        for kind in command.__mro__
-        if is_dataclass(kind)
-        for own, text in pairwise(_body(kind))
-        if isinstance(own, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-
-
-def _body(kind: type) -> list[ast.stmt]:
-    (tree,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(tree, ast.ClassDef)
-    return tree.body
 
 
 def _hint(f: Field[Any], default: Any) -> str:

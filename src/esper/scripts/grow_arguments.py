@@ -1,22 +1,49 @@
 """The settings of ``esper grow``, and which of them belong to a task or to a model of one's own."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from esper.leyline.config.setting import (
     NOT_NEGATIVE,
     POSITIVE,
     SEEDS,
-    Range,
+    about,
+    meanings,
     setting,
     settings_of,
     up_to,
 )
 from esper.leyline.errors import UsageError
+from esper.own_models.options import GrowOptions, recipe_names
+from esper.own_models.options import flags as option_flags
+
+Command = TypeVar("Command")
+
+
+def with_options(kind: type) -> Callable[[type[Command]], type[Command]]:
+    """Add the flags of the options ``kind``, which belong to --model, to a command.
+
+    A flag that is not given leaves an option that a recipe may give to that recipe.
+    """
+    notes = meanings(kind)
+
+    def add(command: type[Command]) -> type[Command]:
+        for name, f in option_flags(kind).items():
+            more, default = about(f), f.default
+            if more.in_recipe:
+                default = () if more.flag == tuple[str, ...] else None
+            meaning = notes[name].partition(". ")[0].removesuffix(".") + ", with --model."
+            command.__annotations__ = {**command.__annotations__, name: more.flag}
+            setattr(command, name, setting(default, more.within, meaning=meaning))
+        return command
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+@with_options(GrowOptions)
 class GrowArguments:
     """Grow a network while it trains, and export it to files that run without Esper.
 
@@ -49,23 +76,9 @@ class GrowArguments:
     """Seed of all random numbers, in [0, 2^32)."""
     name: str | None = None
     """Name of the result, with --model; by default that of the file."""
-    epochs: int = setting(40, up_to(1_000_000))
-    """Epochs of training, with --model."""
-    tries: int = setting(1, up_to(1000))
-    """Times to train from the same initial weights, with --model; the best on validation after the
-    price is kept, of the twin as well."""
     seeds: int = setting(1, up_to(1000))
     """Number of seeds from --seed on, with --model: each in a folder of its own, with a joint
     table at the end."""
-    price: float = setting(0.05, NOT_NEGATIVE)
-    """Validation score that growth by a factor of e must gain to pay, with --model."""
-    max_parameters: int | None = setting(None, up_to(10**15))
-    """Most parameters of the network with all its seeds, with --model."""
-    slots: tuple[str, ...] = ()
-    """Names of modules behind which seeds may grow, with --model; found by default."""
-    loss: str | None = None
-    """Loss, with --model: cross_entropy (default), binary_cross_entropy, mse, l1, huber or
-    model."""
     optimizer: Literal["adamw", "adam", "sgd"] | None = None
     """Optimizer, with --model; AdamW by default, sgd has momentum 0.9."""
     lr: float | None = setting(None, POSITIVE)
@@ -74,10 +87,6 @@ class GrowArguments:
     """Weight decay, with --model; that of torch's optimizer by default."""
     schedule: Literal["constant", "cosine"] | None = None
     """Schedule of the learning rate, with --model; constant by default."""
-    clip: float | None = setting(None, Range(0.0, 1e30, open=True))
-    """Largest norm of the gradient of the network, and of each seed, with --model."""
-    device: str | None = None
-    """Device, such as cuda, with --model; that of the model by default."""
     keep: bool = False
     """Whether to write the grown network also if growth did not pay, with --model."""
     split_seed: int | None = setting(None, SEEDS)
@@ -87,11 +96,26 @@ class GrowArguments:
     """Whether the policy takes its most probable action instead of sampling one, with --task; by
     default a policy that learned from records does, and others sample."""
     plugin: tuple[str, ...] = ()
-    """Python files that define your own tasks and blueprints, with --task."""
+    """Python files that define your own tasks and blueprints."""
 
 
-OF_A_TASK = ("split_seed", "greedy", "plugin")
-OF_BOTH = ("policy", "out", "onnx", "seed")
+OF_A_TASK = ("split_seed", "greedy")
+OF_BOTH = ("policy", "out", "onnx", "seed", "plugin")
+WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugin")
+"""Settings that say what is grown, and where the result goes."""
+
+
+def asked(given: GrowArguments) -> dict[str, Any]:
+    """The settings with --model on which a result depends, by name."""
+    names = [name for name in settings_of(GrowArguments) if name not in (*WHERE, *OF_A_TASK)]
+    return {name: getattr(given, name) for name in names}
+
+
+def options_of(given: GrowArguments) -> dict[str, Any]:
+    """The options of ``esper.grow`` that flags give: all but those left to a recipe."""
+    values = {name: getattr(given, name) for name in option_flags(GrowOptions)}
+    left = recipe_names(GrowOptions)
+    return {name: x for name, x in values.items() if name not in left or x not in (None, ())}
 
 
 def check_kind(given: GrowArguments) -> None:

@@ -14,30 +14,26 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.leyline.config.setting import SEEDS, check_name
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
+from esper.own_models import samples
+from esper.own_models.grafted_model import parameter_count
+from esper.own_models.growing import grow
+from esper.own_models.growth_result import GrowthResult
+from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
+from esper.own_models.training_loop import LEARNING_RATE
+from esper.runtime import plugins
 from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
-from esper.scripts.grow_arguments import GrowArguments, check_writable
+from esper.scripts.grow_arguments import GrowArguments, asked, check_writable, options_of
 from esper.scripts.grown_files import FINISHED, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
-from esper.simic.own_models.attempts import LEARNING_RATE
-from esper.simic.own_models.call_arguments import FailingBatch, usable_device
-from esper.simic.own_models.growing import grow
-from esper.simic.own_models.growth_result import GrowthResult
-from esper.simic.run.disk import replace_synced
 from esper.simic.tools.grow import DEFAULT
-from esper.tolaria.own_model import samples
-from esper.tolaria.own_model.grafted_model import parameter_count
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
 ASKED, PROGRESS = "settings.json", "progress.pt"
 """What was asked for, and where growth stands until it has ended."""
-RECIPE = (
-    *("loss", "optimizer", "scheduler", "metric", "higher_is_better"),
-    *("clip", "amp_dtype", "unpack", "slots", "device"),
-)
-"""Arguments of ``esper.grow`` that the recipe of a file may give; a flag comes first."""
 OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "sgd": partial(SGD, momentum=0.9)}
 
 
@@ -60,8 +56,10 @@ def grow_model(given: GrowArguments) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     set_seed(given.seed)
+    for path in given.plugin:
+        plugins.load(path)
     own = find_own(given.model, given.data)
-    arguments = _arguments(given, own.recipe(given.epochs))
+    arguments = _arguments(given, own.recipe(options_of(given)["epochs"]))
     folder = given.out or FOLDER / (given.name or own.name)
     if given.seeds == 1:
         return _one(given, own, arguments, folder, given.seed)
@@ -129,10 +127,6 @@ def _grown(
         loaders.validation,
         test_loader=loaders.test,
         policy=given.policy,
-        epochs=given.epochs,
-        tries=given.tries,
-        price=given.price,
-        max_parameters=given.max_parameters,
         seed=seed,
         twin=given.policy != "never",
         checkpoint=folder / PROGRESS,
@@ -194,8 +188,8 @@ def _check_files(given: GrowArguments) -> None:
             raise UsageError("onnx: several seeds would write one file; omit it")
         check_writable("onnx", given.onnx, ".onnx")
         require("onnx", "onnx", "onnxruntime")
-    if given.device is not None:
-        usable_device(given.device)
+    if (device := options_of(given).get("device")) is not None:
+        usable_device(device)
 
 
 def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -204,9 +198,10 @@ def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: the recipe has an unknown entry, or a flag would change what it makes itself.
     """
+    known = recipe_names(GrowOptions)
     for name in recipe:
-        if name not in RECIPE:
-            hint = suggestion(name, RECIPE, f"it may give {', '.join(RECIPE)}")
+        if name not in known:
+            hint = suggestion(name, known, f"it may give {', '.join(known)}")
             raise UsageError(f"recipe: it has no entry {name!r}; {hint}")
     flags = {"lr": given.lr, "weight_decay": given.weight_decay}
     changed = [name for name, value in flags.items() if value is not None]
@@ -215,16 +210,15 @@ def _arguments(given: GrowArguments, recipe: dict[str, Any]) -> dict[str, Any]:
             f"{changed[0]}: the recipe of the file makes the optimizer; change it there, or give "
             "--optimizer"
         )
-    own: dict[str, Any] = {"loss": given.loss, "clip": given.clip, "device": given.device}
-    own["slots"] = list(given.slots) or None
+    own = options_of(given)
     if given.optimizer is not None or changed:
         own["optimizer"] = _optimizer(given)
     if given.schedule is not None:
         own["scheduler"] = (
-            partial(CosineAnnealingLR, T_max=given.epochs) if given.schedule == "cosine" else None
+            partial(CosineAnnealingLR, T_max=own["epochs"]) if given.schedule == "cosine" else None
         )
         recipe = {name: value for name, value in recipe.items() if name != "scheduler"}
-    return recipe | {name: value for name, value in own.items() if value is not None}
+    return recipe | own
 
 
 def _optimizer(given: GrowArguments) -> partial[Optimizer]:
@@ -235,15 +229,13 @@ def _optimizer(given: GrowArguments) -> partial[Optimizer]:
 
 def _asked(given: GrowArguments, own: OwnFile, seed: int) -> dict[str, Any]:
     """Everything on which the result depends, as JSON."""
-    names = (
-        *("policy", "epochs", "tries", "price", "max_parameters", "slots", "loss"),
-        *("optimizer", "lr", "weight_decay", "schedule", "clip", "device", "keep"),
-    )
     onnx = None if given.onnx is None else str(given.onnx)
-    asked = {"onnx": onnx, "model": own.model, "data": own.data, "seed": seed, "sha256": own.sha256}
-    asked |= {name: getattr(given, name) for name in names}
-    found: dict[str, Any] = json.loads(json.dumps(asked))
-    return found
+    question: dict[str, Any] = {"onnx": onnx, "seed": seed}
+    question |= {"model": own.model, "data": own.data, "sha256": own.sha256}
+    if given.plugin:
+        question["plugin"] = {path: plugins.digest(path) for path in given.plugin}
+    entries: dict[str, Any] = json.loads(json.dumps(question | asked(given)))
+    return entries
 
 
 def _begun(folder: Path, asked: dict[str, Any]) -> bool:

@@ -4,15 +4,14 @@ A task is played as a policy meets it in training: with its drift, its budget of
 deadline, which a loop over loaders does not have.
 """
 
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
 from esper.scripts.grow_arguments import GrowArguments, check_writable
-from esper.simic.run.disk import replace_synced
-from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file
-from esper.simic.tools.grow import grow as grow_host
+from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file, grow_on_task
 from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 
 
@@ -41,7 +40,7 @@ def grow_task(given: GrowArguments) -> int:
         print(f"warning: {policy.name} was trained on {trained}; on {task.name} it is untested")
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
     greedy = policy.greedy_by_default if given.greedy is None else given.greedy
-    grown = grow_host(policy, task, given.seed, greedy)
+    grown = grow_on_task(policy, task, given.seed, greedy)
     _show(grown)
     if not grown.gain > 0.0:
         print(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import Any
 
-from esper.simic.own_models.table_text import aligned
-from esper.tolaria.own_model.validation import Validation
+from esper.own_models.growth_result import aligned
+from esper.own_models.objectives import Validation
 
 
 def growth_seeds_table(found: Mapping[int, Mapping[str, Any] | None]) -> str:

@@ -21,13 +21,13 @@ from esper.karn.intervals import interval
 from esper.karn.runs import inspect, is_run, remove
 from esper.leyline.config import ALGORITHMS, TrainConfig, flatten, shown
 from esper.leyline.config.setting import SEEDS, about, settings_of
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.scripts.after_training import report_runs
 from esper.scripts.output import outlive_output
 from esper.scripts.watched import resume, train
 from esper.simic.run.checkpoint import latest_identity
-from esper.simic.run.disk import replace_synced
 from esper.simic.run.identity import lasting_settings
 from esper.simic.run.run_directory import create_directory, directory_of_runs
 from esper.simic.training.setup import plugin_paths

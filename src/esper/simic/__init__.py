@@ -13,6 +13,5 @@ are
 - ``distributed``: actors on other machines
 - ``offline``: learning from records, without acting
 - ``evaluation``: policies against controls on the same hosts
-- ``own_models``: growing a module of the user's own
 - ``tools``: growing a single host, diagnosing a task, checking a user's task
 """

@@ -1,22 +1,32 @@
-"""Control policies without a network: one acts at random, one never acts."""
+"""What acts on observations, and the control that never acts."""
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from esper.kasmina.rng import Purpose
-from esper.leyline.actions import CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
-from esper.tamiyo.policy.action_masks import MaskedCategorical, relevance
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.policy.noise import action_noise
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
+
+
+class Actor(Protocol):
+    """Chooses actions from observations, one step at a time."""
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """Prepare for an episode of the given environments."""
+        ...
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Actions int64 ``[N, heads]``, their log-probs ``[N]`` and the values ``[N]``."""
+        ...
 
 
 def without_learning(actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,52 +83,20 @@ def on_device(rows: RowsT, device: torch.device) -> RowsT:
     return type(rows)(*(getattr(rows, field.name).to(device) for field in fields(rows)))
 
 
-class RandomActor:
-    """Draws every head uniformly from its legal options.
-
-    Args:
-        seed: seed of the run.
-    """
-
-    def __init__(self, seed: int):
-        self.seed = seed
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
-        self._environments, self._episode = environments, episode
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
-        masks = observation.masks
-        widest = max(*HEAD_WIDTHS.values(), masks.slots.shape[-1])
-        noise = action_noise(
-            self.seed, self._environments, self._episode, step, widest, Purpose.RANDOM_POLICY
-        )
-
-        def draw(mask: Tensor, head: int) -> Tensor:
-            uniform = noise[:, head, : mask.shape[-1]]
-            return MaskedCategorical(torch.zeros_like(uniform), mask).sample(uniform)
-
-        op = draw(masks.ops, 0)
-        slots = masks.slots_of(op)
-        slot = draw(slots, 1)
-        slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
-        options = masks.choices_of(op, slot)
-        others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
-        actions, _, value = without_learning(torch.stack([op, slot, *others], -1))
-        legal = torch.stack([mask.sum(-1) for mask in (masks.ops, slots, *options.unbind(1))], -1)
-        log_prob = -torch.where(relevance(op), legal, 1).log().sum(-1)
-        return actions, log_prob, value
+def blueprint_of(size: float, slot: SlotSpec) -> int:
+    """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
+    kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
+    return kinds[round(size * (len(kinds) - 1))]
 
 
 class NeverActor:
     """Chooses WAIT in every step."""
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         count = len(observation.host)
         shape = (count, len(HEADS))
         waits = torch.full(shape, int(Op.WAIT), device=observation.host.device)

@@ -81,12 +81,12 @@ class ScheduleActor:
         self.schedule = schedule
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._plan = on_device(self.schedule, environments.device)
         self._grown = torch.zeros_like(self._plan.start, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: fossilise, advance, germinate, wait.
         """

@@ -64,7 +64,7 @@ class HeuristicActor:
         self.window = max(1, round(episode_length / 8))
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         count, device = len(environments), environments.device
         self._losses: list[Tensor] = []
         self._tried = torch.zeros(count, dtype=torch.long, device=device)
@@ -72,7 +72,7 @@ class HeuristicActor:
         self._since_prune = torch.full((count,), self.window, device=device)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import HEAD_WIDTHS, Style
 from esper.runtime.tasks import Task
+from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
 
@@ -130,12 +130,6 @@ def slot_at(position: float, slots: int) -> int:
     return round(position * (slots - 1))
 
 
-def blueprint_of(size: float, slot: SlotSpec) -> int:
-    """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
-    kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
-    return kinds[round(size * (len(kinds) - 1))]
-
-
 class LibraryActor:
     """Follows the plans of ``library`` in turn: each environment another one in every episode.
 
@@ -149,11 +143,11 @@ class LibraryActor:
         self.plans = library()
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._environments, self._episode = environments, episode
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``. Tasks are known only after ``begin``."""
+        """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
         if step == 0:
             self._actor = ScheduleActor(self._schedule())
             self._actor.begin(self._environments, self._episode)

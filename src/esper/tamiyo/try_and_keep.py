@@ -1,20 +1,27 @@
-"""Try and keep: plant in every slot, measure contributions, keep what pays its price.
+"""The policy ``rule``: plant in every slot, measure contributions, keep what pays its price.
 
 The rule a user would write first. It needs no look at the host before it plants, because the
 contribution of a planted seed is measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
+from esper.kasmina.blueprints import SHIPPED
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
-from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import first_applicable, on_device, with_canonical, without_learning
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import (
+    Actor,
+    blueprint_of,
+    first_applicable,
+    on_device,
+    with_canonical,
+    without_learning,
+)
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,
@@ -25,6 +32,49 @@ from esper.tamiyo.policy.features import (
 
 REST = 2
 """Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSettings:
+    """What the policy ``rule`` plants, and when it decides.
+
+    Attributes:
+        blueprints: the first of these that a slot accepts is planted there; the smallest blueprint
+            of the slot if it accepts none of them.
+        start: first step in which a seed may germinate.
+        decision: part of the episode after which nothing more is planted, and seeds are pruned and
+            fossilised; earlier where not every slot could be decided about before the end.
+        rest: steps before the end at which every slot is decided about.
+        plugins_first: whether a blueprint of the user's own that a slot accepts comes first.
+    """
+
+    blueprints: tuple[str, ...] = ()
+    start: int = 0
+    decision: float = 1.0
+    rest: int = REST
+    plugins_first: bool = False
+
+    def blueprint(self, slot: SlotSpec) -> int:
+        """Index of the blueprint that is planted in ``slot``."""
+        accepted = [BLUEPRINTS[kind] for kind in slot.kinds]
+        plugins = [name for name in accepted if name not in SHIPPED and self.plugins_first]
+        name = next((name for name in (*plugins, *self.blueprints) if name in accepted), None)
+        return blueprint_of(0.0, slot) if name is None else BLUEPRINTS.index(name)
+
+    def decision_step(self, episode_length: int, slots: int) -> int:
+        """The step from which seeds are pruned and fossilised, one per step."""
+        return max(
+            1, min(round(self.decision * episode_length), episode_length - slots - self.rest)
+        )
+
+
+OF_TASKS = RuleSettings()
+"""The settings on hosts of a task."""
+OF_OWN_MODELS = RuleSettings(
+    ("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, rest=1, plugins_first=True
+)
+"""The settings on a module of the user's own, whose seeds are larger and learn for longer. ``mlp``
+generalises worse than ``mlp_small`` on small tables; the first step there follows an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +109,12 @@ class TryAndKeepActor:
         self.trial = trial
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._trial = on_device(self.trial, environments.device)
         self._planted = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
@@ -89,31 +139,32 @@ class TryAndKeepActor:
         return growth_actions(op, slot, trial.blueprint)
 
 
-def smallest_trial(tasks: Sequence[Task], slots: int, episode_length: int) -> Trial:
-    """The smallest seed in every slot, from the first step until shortly before the last.
+def trial_of(
+    slots: Sequence[Sequence[SlotSpec]],
+    width: int,
+    episode_length: int,
+    settings: RuleSettings = OF_TASKS,
+) -> Trial:
+    """A seed in every slot, and the decision about all of them at once.
 
     Args:
-        tasks: the task of each environment.
-        slots: S of the observations.
+        slots: the slots of each environment's host.
+        width: S of the observations.
         episode_length: steps per episode.
+        settings: what is planted, and when.
     """
-    count = len(tasks)
-    blueprint = torch.zeros(count, slots, dtype=torch.long)
-    for row, task in enumerate(tasks):
-        for s, slot in enumerate(task.host.slots):
-            blueprint[row, s] = blueprint_of(0.0, slot)
-    decisions = [last_decision(episode_length, len(task.host.slots)) for task in tasks]
+    count = len(slots)
+    blueprint = torch.zeros(count, width, dtype=torch.long)
+    for row, specs in enumerate(slots):
+        for s, slot in enumerate(specs):
+            blueprint[row, s] = settings.blueprint(slot)
+    decisions = [settings.decision_step(episode_length, len(specs)) for specs in slots]
     return Trial(
         blueprint=blueprint,
-        start=torch.zeros(count, dtype=torch.long),
+        start=torch.full((count,), settings.start),
         decision=torch.tensor(decisions),
-        keep=torch.full((count,), slots),
+        keep=torch.full((count,), width),
     )
-
-
-def last_decision(episode_length: int, slots: int) -> int:
-    """The latest step from which every slot's seed can still be pruned or fossilised."""
-    return max(1, episode_length - slots - REST)
 
 
 def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,7 +175,7 @@ def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor,
         blueprint: blueprint for each slot, int64 ``[N, S]``.
 
     Returns:
-        see ``simic.growth.collect.Actor.act``.
+        see ``baselines.Actor.act``.
     """
     germinates = op == Op.GERMINATE
     planted = blueprint.gather(1, slot[:, None])[:, 0]
@@ -155,3 +206,48 @@ def seed_worth(observation: Observation) -> Tensor:
 def feature(observation: Observation, name: str) -> Tensor:
     """A slot feature, ``[N, S]``."""
     return observation.slots[..., SLOT_FEATURES.index(name)]
+
+
+class RuleActor:
+    """Tries a seed in every slot and keeps all that pay their price.
+
+    Of the variants of try-and-keep the one with ``OF_TASKS`` is best on the family ``adaptation``.
+    Where only one seed may live, it tries the last slot, then the others from the first on, and
+    keeps the first seed that pays.
+
+    Args:
+        slots: returns the slots of each environment's host in the current episode.
+        episode_length: steps per episode.
+        max_seeds: limit of living seeds per environment; None without a limit.
+        settings: what it plants and when it decides; where one seed may live, it plants the
+            smallest.
+    """
+
+    def __init__(
+        self,
+        slots: Callable[[], Sequence[Sequence[SlotSpec]]],
+        episode_length: int,
+        max_seeds: int | None = None,
+        settings: RuleSettings = OF_TASKS,
+    ):
+        self.slots, self.episode_length = slots, episode_length
+        self.max_seeds, self.settings = max_seeds, settings
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``baselines.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+        self._first = True
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``baselines.Actor.act``. Hosts are known only after ``begin``."""
+        if self._first:
+            self._first, self._actor = False, self._actor_for(observation.slots.shape[1])
+            self._actor.begin(self._environments, self._episode)
+        return self._actor.act(observation, step)
+
+    def _actor_for(self, width: int) -> Actor:
+        if self.max_seeds == 1 < width:
+            from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
+
+            return TryInTurnActor(turns_of(self.slots(), width, self.episode_length))
+        return TryAndKeepActor(trial_of(self.slots(), width, self.episode_length, self.settings))

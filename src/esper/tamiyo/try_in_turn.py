@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op
-from esper.runtime.tasks import Task
-from esper.tamiyo.baselines import on_device
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.baselines import blueprint_of, on_device
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
 
@@ -61,14 +60,14 @@ class TryInTurnActor:
         self.turns = turns
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self._turns = on_device(self.turns, environments.device)
         self._tried = torch.zeros_like(self._turns.start)
         self._planted = torch.full_like(self._turns.start, -1)
         self._slot = torch.zeros_like(self._turns.start)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``.
+        """See ``baselines.Actor.act``.
 
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
@@ -108,8 +107,8 @@ class TryInTurnActor:
 
 
 def turns_of(
-    tasks: Sequence[Task],
-    slots: int,
+    slots: Sequence[Sequence[SlotSpec]],
+    width: int,
     episode_length: int,
     size: float = 0.0,
     start: float = 0.0,
@@ -119,20 +118,20 @@ def turns_of(
     """Seeds of one size in slot after slot.
 
     Args:
-        tasks: the task of each environment.
-        slots: S of the observations.
+        slots: the slots of each environment's host.
+        width: S of the observations.
         episode_length: steps per episode.
         size: see ``plans.PlannedSeed``.
         start: part of the episode after which the first seed may germinate.
         patience: part of the episode between germination and decision.
         order: see ``ORDERS``.
     """
-    count, wait = len(tasks), max(1, round(patience * episode_length))
-    blueprint = torch.zeros(count, slots, dtype=torch.long)
-    places = torch.full((count, slots), -1)
-    for row, task in enumerate(tasks):
-        own = len(task.host.slots)
-        blueprint[row, :own] = torch.tensor([blueprint_of(size, slot) for slot in task.host.slots])
+    count, wait = len(slots), max(1, round(patience * episode_length))
+    blueprint = torch.zeros(count, width, dtype=torch.long)
+    places = torch.full((count, width), -1)
+    for row, specs in enumerate(slots):
+        own = len(specs)
+        blueprint[row, :own] = torch.tensor([blueprint_of(size, slot) for slot in specs])
         places[row, :own] = torch.tensor(ORDERS[order](own))
 
     def filled(value: int) -> Tensor:

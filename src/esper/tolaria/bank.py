@@ -15,7 +15,7 @@ from esper.runtime.augmentation import Augmentation
 from esper.runtime.data import Dataset, map_elements, stored_elements
 from esper.runtime.tasks import TUNINGS, Task
 from esper.tolaria.backends import HeldBack
-from esper.tolaria.channel_moves import Places
+from esper.tolaria.channel_moves import Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class DataBank:
         self.tasks = tuple(task for task, _ in tasks)
         self.device = device
         self.trained_hosts: dict[int, TrainedHosts] = {}
-        found: list[Dataset] = []
+        sets: list[Dataset] = []
 
         def index(data: Dataset) -> int:
-            place = next((i for i, known in enumerate(found) if known is data), len(found))
-            found.extend([data] if place == len(found) else [])
-            return place
+            index_of_set = next((i for i, each in enumerate(sets) if each is data), len(sets))
+            sets.extend([data] if index_of_set == len(sets) else [])
+            return index_of_set
 
         def tensor_of(values: Sequence[Any], kind: torch.dtype) -> Tensor:
             return torch.tensor(values, dtype=kind, device=device)
@@ -120,7 +120,7 @@ class DataBank:
             (t.drift.earliest, t.drift.latest, t.drift.never) if t.drift else (0.0, 0.0, 1.0)
             for t in self.tasks
         ]
-        sizes = [len(data.train_labels) for data in found]
+        sizes = [len(data.train_labels) for data in sets]
         self.before, self.after = tensor_of(before, torch.long), tensor_of(after, torch.long)
         self.drifts = tensor_of(drifts, torch.float32)
         self.sizes = tensor_of(sizes, torch.long)
@@ -137,21 +137,21 @@ class DataBank:
             for index, task in enumerate(self.tasks)
             for parameters, buffers in _places_after_shift(task)
         }
-        size = sum(map(stored_elements, (data.train_images for data in found))) * dtype.itemsize
+        size = sum(map(stored_elements, (data.train_images for data in sets))) * dtype.itemsize
         self.streamed = not (size <= SMALL if preload is None else preload)
         storage = torch.device("cpu") if self.streamed else device
 
         def stored_copy(images: Tensor) -> Tensor:
             return images.to(storage, dtype)
 
-        self.train_images = _joined([map_elements(d.train_images, stored_copy) for d in found])
+        self.train_images = _concatenated([map_elements(d.train_images, stored_copy) for d in sets])
         if self.streamed and device.type == "cuda":
             self.train_images = map_elements(self.train_images, Tensor.pin_memory)
-        labels = [map_elements(d.train_labels, lambda x: x.to(device)) for d in found]
-        self.train_labels = _joined(labels)
+        labels = [map_elements(d.train_labels, lambda x: x.to(device)) for d in sets]
+        self.train_labels = _concatenated(labels)
         for split in ("validation", "test"):
-            images = [getattr(data, f"{split}_images").to(device, dtype) for data in found]
-            labels = [getattr(data, f"{split}_labels").to(device) for data in found]
+            images = [getattr(data, f"{split}_images").to(device, dtype) for data in sets]
+            labels = [getattr(data, f"{split}_labels").to(device) for data in sets]
             setattr(self, f"{split}_images", torch.stack(images))
             setattr(self, f"{split}_labels", torch.stack(labels))
 
@@ -160,9 +160,9 @@ class DataBank:
 
         It is 0 from the deadline on.
         """
-        elapsed = step / length / self.deadlines
-        cosine = (1.0 + (math.pi * elapsed.clamp(max=1.0)).cos()) / 2.0
-        over = (elapsed >= 1.0) & (self.deadlines < 1.0)
+        time = step / length / self.deadlines
+        cosine = (1.0 + (math.pi * time.clamp(max=1.0)).cos()) / 2.0
+        over = (time >= 1.0) & (self.deadlines < 1.0)
         factors = torch.where(self.cosine, cosine, 1.0).masked_fill(over, 0.0)
         return factors.to(self.seed_rates.dtype)
 
@@ -178,22 +178,22 @@ class DataBank:
 
         Groups whose data never change get ``length``, the number of steps per episode.
         """
-        drawn = uniform(seed, groups, Purpose.DRIFT, episode, 0, 2)
+        draws = uniform(seed, groups, Purpose.DRIFT, episode, 0, 2)
         earliest, latest, never = self.drifts[task].unbind(1)
-        step = ((earliest + (latest - earliest) * drawn[:, 1]) * length).long()
-        return torch.where(drawn[:, 0] < never, length, step)
+        step = ((earliest + (latest - earliest) * draws[:, 1]) * length).long()
+        return torch.where(draws[:, 0] < never, length, step)
 
     def poses(self, bits: Tensor) -> Tensor | None:
         """Poses selected by random words, None without augmentation; words and poses are int64."""
         return None if self.augmentation is None else to_integers(bits, self.augmentation.poses)
 
-    def picked(self, bits: Tensor, dataset: Tensor) -> Tensor:
+    def samples(self, bits: Tensor, dataset: Tensor) -> Tensor:
         """Indices into ``train_images``, selected from each group's data set by random words.
 
         Samples with replacement; words and indices are int64 ``[G, count]``.
         """
-        drawn = to_integers(bits, self.sizes[dataset][:, None])
-        return drawn + self.offsets[dataset][:, None]
+        indices = to_integers(bits, self.sizes[dataset][:, None])
+        return indices + self.offsets[dataset][:, None]
 
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """Images and labels of ``split``; ``dataset``, int64 ``[R]``, is each row's data set."""
@@ -204,7 +204,7 @@ def _host_rate(task: Task) -> float:
     return task.learning_rate if task.host_learning_rate is None else task.host_learning_rate
 
 
-def _places_after_shift(task: Task) -> list[Places]:
+def _places_after_shift(task: Task) -> list[Orders]:
     """Where the host's channels are after the shift of the task; empty if it has none."""
     shift = task.drift and task.drift.channels
     if not shift or not isinstance(task.host, NormedHost):
@@ -213,7 +213,7 @@ def _places_after_shift(task: Task) -> list[Places]:
     return [task.host.channels_moved(shift.block, shift.order(width))]
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenated(parts: list[Tensor]) -> Tensor:
     """Concatenate the parts.
 
     A single part is not copied: it may be large, or consist of overlapping windows.

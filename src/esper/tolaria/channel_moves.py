@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Places = tuple[Tensor, Tensor]
+Orders = tuple[Tensor, Tensor]
 """Indices that gather the parameters ``[P]`` and the buffers ``[Q]`` of a shifted host, int64."""
 
 
@@ -36,7 +36,7 @@ class ChannelMove:
 
 
 def channel_moves(
-    shifts: Mapping[int, Places], task: Tensor, switch_step: Tensor, length: int
+    shifts: Mapping[int, Orders], task: Tensor, switch_step: Tensor, length: int
 ) -> dict[int, ChannelMove]:
     """The moves of an episode, by step.
 
@@ -56,6 +56,6 @@ def channel_moves(
     moves = {}
     for step, rows in rows_at.items():
         parameters, buffers = zip(*(shifts[tasks[row]] for row in rows), strict=True)
-        places = torch.tensor(rows, device=task.device)
-        moves[step] = ChannelMove(places, torch.stack(parameters), torch.stack(buffers))
+        hosts = torch.tensor(rows, device=task.device)
+        moves[step] = ChannelMove(hosts, torch.stack(parameters), torch.stack(buffers))
     return moves

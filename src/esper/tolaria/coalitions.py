@@ -24,24 +24,24 @@ def coalition_members(slots: int) -> Tensor:
     """
     most = slots if slots <= MAX_FOR_SHAPLEY else 2
     members = [
-        [slot in chosen for slot in range(slots)]
+        [slot in coalition for slot in range(slots)]
         for size in range(most + 1)
-        for chosen in combinations(range(slots), size)
+        for coalition in combinations(range(slots), size)
     ]
     with torch.inference_mode(False):
         return torch.tensor(members)
 
 
-def grouped_by_first_change(state: SeedState, silenced: Tensor) -> list[Variant]:
-    """Variants in which the seeds ``silenced``, bool ``[N, S]``, have alpha 0.
+def grouped_by_first_change(state: SeedState, silences: Tensor) -> list[Variant]:
+    """Variants in which the seeds ``silences``, bool ``[N, S]``, have alpha 0.
 
     Environments whose first silenced slot is the same share a variant. ``state`` and the result are
     in CPU memory.
     """
-    first = torch.where(silenced.any(1), silenced.int().argmax(1), -1)
-    alpha = state.alpha.masked_fill(silenced, 0.0)
+    first = torch.where(silences.any(1), silences.int().argmax(1), -1)
+    alpha = state.alpha.masked_fill(silences, 0.0)
     variants = []
-    for s in range(silenced.shape[1]):
+    for s in range(silences.shape[1]):
         rows = (first == s).nonzero()[:, 0]
         if len(rows):
             variants.append(Variant(s, rows, alpha[rows]))
@@ -59,9 +59,9 @@ def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant]
     for column, coalition in enumerate(members):
         # A seed that does not act makes no difference, so measure only coalitions of acting seeds.
         distinct = (~coalition | acts).all(1, keepdim=True)
-        found = grouped_by_first_change(state, acts & ~coalition & distinct)
-        variants += found
-        columns += [column] * len(found)
+        more = grouped_by_first_change(state, acts & ~coalition & distinct)
+        variants += more
+        columns += [column] * len(more)
     return variants, columns
 
 
@@ -89,16 +89,16 @@ class Coalitions:
         return cls(members, state.alpha > 0, value)
 
     def filled(
-        self, whole: Tensor, variants: list[Variant], columns: list[int], scores: list[Scores]
+        self, of_hosts: Tensor, variants: list[Variant], columns: list[int], scores: list[Scores]
     ) -> "Coalitions":
         """A copy that holds the measured values.
 
         Args:
-            whole: expected accuracy of the hosts themselves, ``[N]``.
+            of_hosts: expected accuracy of the hosts themselves, ``[N]``.
             variants, columns: as returned by ``coalition_variants``.
             scores: scores of each variant.
         """
-        value = self.value.to(whole.dtype)
+        value = self.value.to(of_hosts.dtype)
         for variant, column, score in zip(variants, columns, scores, strict=True):
             value[variant.rows, column] = score.expected
         weight = 2 ** torch.arange(self.members.shape[1])
@@ -110,7 +110,7 @@ class Coalitions:
         )
         acting = self.acts[:, None] & members  # [N, M, S]
         complete = (acting == self.acts[:, None]).all(2)
-        value = torch.where(complete, whole[:, None], value)
+        value = torch.where(complete, of_hosts[:, None], value)
         return Coalitions(
             self.members, self.acts, value.gather(1, column_of[(acting * weight).sum(2)])
         )
@@ -144,15 +144,15 @@ class Coalitions:
         slots = self.members.shape[1]
         columns = {tuple(m): c for c, m in enumerate(self.members.tolist())}
 
-        def value(*chosen: int) -> Tensor:
-            return self.value[:, columns[tuple(slot in chosen for slot in range(slots))]]
+        def value(*coalition: int) -> Tensor:
+            return self.value[:, columns[tuple(slot in coalition for slot in range(slots))]]
 
         shape = (len(self.acts), slots, slots)
         result = torch.full(shape, float("nan"), dtype=self.value.dtype, device=self.value.device)
         for i, j in combinations(range(slots), 2):
             both = self.acts[:, i] & self.acts[:, j]
-            found = value(i, j) - value(i) - value(j) + value()
-            result[:, i, j] = result[:, j, i] = torch.where(both, found, float("nan"))
+            interaction = value(i, j) - value(i) - value(j) + value()
+            result[:, i, j] = result[:, j, i] = torch.where(both, interaction, float("nan"))
         return result
 
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
 from esper.leyline.errors import UsageError
-from esper.tolaria.backends import HeldBack, Optimisation
 from esper.tolaria.backends.choice import torch_backend
+from esper.tolaria.backends.trial import run_once
 from esper.tolaria.memory import stored_bytes
-from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, Variant
 from esper.tolaria.precision import Precision
 
@@ -25,7 +23,7 @@ SHARE = 0.8
 """Part of the free memory that hosts may take; the rest is for the policy's update, the workspace
 of libraries and fragmentation."""
 
-_FEW, _MANY = 2, 6
+_ROWS = 2, 6
 """Rows of the two trials, whose difference is what a row takes."""
 _ALPHA = 0.5
 
@@ -47,14 +45,15 @@ def row_memory(
     host: Host, precision: Precision, dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> RowMemory:
     """Measure a row of ``host`` on a CUDA device, in minibatches of ``batch_size`` images."""
-    few, many = (_peak(host, precision, dtype, device, batch_size, n) for n in (_FEW, _MANY))
-    return RowMemory(max(1.0, (many - few) / (_MANY - _FEW)), stored_bytes(host, dtype))
+    least, most = (_peak(host, precision, dtype, device, batch_size, rows) for rows in _ROWS)
+    active = max(1.0, (most - least) / (_ROWS[1] - _ROWS[0]))
+    return RowMemory(active, stored_bytes(host, dtype))
 
 
 def free_bytes(device: torch.device) -> int:
     """Memory of a CUDA device that this process may still take."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free: int = torch.cuda.mem_get_info(device)[0] + unused
+    reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free: int = torch.cuda.mem_get_info(device)[0] + reserve
     return free
 
 
@@ -102,26 +101,13 @@ def _peak(
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     seeds = _largest_seeds(host, rows, device)
-    widths = [slot.width for slot in host.slots]
-    stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, device)
-    backend = torch_backend(host, precision)
-    rate = torch.zeros(rows, len(host.slots) + 1, dtype=dtype, device=device)
-    optimisation = Optimisation(rate[:, 0], rate[:, 1:], weight_decay=0.0, max_gradient_norm=1.0)
-
-    def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        labels = torch.zeros(count, *host.label_shape, dtype=torch.long, device=device)
-        return torch.zeros(count, *host.image, dtype=dtype, device=device), labels
-
-    drawn = torch.arange(batch_size, device=device).expand(rows, 1, -1)
-    backend.train_epoch(stack, seeds, Minibatches(*data(batch_size), drawn), optimisation)
-    images, labels = data(backend.evaluation_batch)
     everyone = torch.arange(rows, device=device)
-    dataset = torch.zeros(rows, dtype=torch.long, device=device)
     variants = [
         Variant(s, everyone, seeds.alpha.index_fill(1, torch.tensor([s], device=device), 0.0))
         for s in range(len(host.slots))
     ]
-    backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), variants)
+    evaluation_batch = torch_backend(host, precision).evaluation_batch
+    run_once(host, precision, seeds, dtype, batch_size, evaluation_batch, variants)
     return torch.cuda.max_memory_allocated(device) - before
 
 

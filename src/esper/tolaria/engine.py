@@ -1,6 +1,6 @@
 """The engine: trains N hosts of one shape and measures them once per step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,6 +21,7 @@ from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, moved_variants
+from esper.tolaria.results import Measurement
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""
@@ -49,22 +50,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.environment)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Result of a validation.
-
-    Attributes:
-        scores: scores of the hosts with all their acting seeds, ``[N]``.
-        committed: scores with fossilised seeds only, ``[N]``; None when not requested.
-        contribution: expected accuracy with the seed minus without it, ``[N, S]``, in [-1, 1],
-            NaN where no seed acts.
-    """
-
-    scores: Scores
-    committed: Scores | None
-    contribution: Tensor
 
 
 class Engine:
@@ -173,7 +158,7 @@ class Engine:
                 continue
             constant, bound = initial_distribution_on(slot, self.device)
             kinds = blueprint[rows, s]
-            self.stack.seeds[s][rows] = self._initialised(
+            self.stack.seeds[s][rows] = self._draw_initial(
                 constant[kinds],
                 bound[kinds],
                 self.rows.environment[rows],
@@ -229,26 +214,26 @@ class Engine:
         """
         host = host or state.on_host()
         ablations, commitments = variants or self.variants(host, committed)
-        scores, others = self._evaluate(state, host, step, ablations + commitments, split, rows)
+        scores, parts = self._evaluate(state, host, step, ablations + commitments, split, rows)
         contribution = torch.where(state.acting, 0.0, float("nan"))
-        for variant, without in zip(ablations, others, strict=False):
-            found = scores.expected[variant.rows] - without.expected
-            contribution[variant.rows, variant.start] = found.float()
-        kept = None
+        for variant, without in zip(ablations, parts, strict=False):
+            change = scores.expected[variant.rows] - without.expected
+            contribution[variant.rows, variant.start] = change.float()
+        committed_scores = None
         if committed:
-            kept = scores.map(torch.clone)
-            for variant, other in zip(commitments, others[len(ablations) :], strict=True):
-                kept.put(variant.rows, other)
-        return Measurement(scores, kept, contribution)
+            committed_scores = scores.map(torch.clone)
+            for variant, part in zip(commitments, parts[len(ablations) :], strict=True):
+                committed_scores.put(variant.rows, part)
+        return Measurement(scores, committed_scores, contribution)
 
     def committed_scores(
         self, state: SeedState, step: int, split: str, host: SeedState | None = None
     ) -> Scores:
         """Scores of the hosts with fossilised seeds only on ``validation`` or ``test``, ``[N]``."""
         host = host or state.on_host()
-        known = _fossils(host)
-        kept = known if host is state else _fossils(state)
-        return self._evaluate(kept, known, step, [], split, None)[0]
+        fossils_on_host = _fossils(host)
+        fossils = fossils_on_host if host is state else _fossils(state)
+        return self._evaluate(fossils, fossils_on_host, step, [], split, None)[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates, on the hosts' device.
@@ -258,18 +243,18 @@ class Engine:
         """
         host = state.on_host()
         ablations = self._ablations(host)
-        found = ablations + (self._commitments(host) if committed else [])
-        placed = moved_variants(found, self.device)
-        return placed[: len(ablations)], placed[len(ablations) :]
+        both = ablations + (self._commitments(host) if committed else [])
+        on_device = moved_variants(both, self.device)
+        return on_device[: len(ablations)], on_device[len(ablations) :]
 
     def coalitions(self, state: SeedState, step: int, host: SeedState | None = None) -> Coalitions:
         """Expected accuracy of every coalition of acting seeds; see ``Coalitions``."""
         host = host or state.on_host()
         coalitions = Coalitions.of(state)
-        found, columns = coalition_variants(host, coalitions.members)
-        variants = moved_variants(found, self.device)
-        scores, others = self._evaluate(state, host, step, variants, "validation", None)
-        return coalitions.filled(scores.expected, variants, columns, others)
+        on_host, columns = coalition_variants(host, coalitions.members)
+        variants = moved_variants(on_host, self.device)
+        scores, variant_scores = self._evaluate(state, host, step, variants, "validation", None)
+        return coalitions.filled(scores.expected, variants, columns, variant_scores)
 
     def _evaluate(
         self,
@@ -300,39 +285,39 @@ class Engine:
     def _initial_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of the hosts at the start of an episode."""
         parameters, buffers = self._untrained_hosts(groups)
-        trained = self.bank.trained_hosts
-        if not trained:
+        by_task = self.bank.trained_hosts
+        if not by_task:
             return parameters, buffers
         bits = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)
         # The tasks of a family share their hosts.
-        for hosts in {id(hosts): hosts for hosts in trained.values()}.values():
-            drawn = to_integers(bits, len(hosts.parameters))[:, 0]
-            tasks = torch.tensor([task for task in trained if trained[task] is hosts])
+        for hosts in {id(hosts): hosts for hosts in by_task.values()}.values():
+            index = to_integers(bits, len(hosts.parameters))[:, 0]
+            tasks = torch.tensor([task for task in by_task if by_task[task] is hosts])
             mine = torch.isin(self.rows.group_task, tasks.to(self.device))[:, None]
-            parameters = torch.where(mine, hosts.parameters[drawn], parameters)
-            buffers = torch.where(mine, hosts.buffers[drawn], buffers)
+            parameters = torch.where(mine, hosts.parameters[index], parameters)
+            buffers = torch.where(mine, hosts.buffers[index], buffers)
         return parameters, buffers
 
     def _untrained_hosts(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
-            parameters, fixed = self.host.initial_values(keys.tolist())
-            return parameters.to(self.device), fixed.to(self.device)
+            parameters, buffers_of_modules = self.host.initial_values(keys.tolist())
+            return parameters.to(self.device), buffers_of_modules.to(self.device)
         layout, buffers = self.host.layout, self.host.buffers
         constant, _ = buffers.initial_distribution(buffers.size)
         distribution = layout.initial_distribution(layout.size)
         return (
-            self._initialised(*distribution, groups, Purpose.HOST_INIT, 0),
+            self._draw_initial(*distribution, groups, Purpose.HOST_INIT, 0),
             constant.to(self.device, self.dtype).expand(len(groups), -1),
         )
 
-    def _initialised(
+    def _draw_initial(
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int
     ) -> Tensor:
         width = constant.shape[-1]
-        drawn = uniform(self.seed, streams, purpose, self.episode, step, width, dtype=torch.float64)
-        values = constant.to(self.device) + bound.to(self.device) * (2.0 * drawn - 1.0)
+        draws = uniform(self.seed, streams, purpose, self.episode, step, width, dtype=torch.float64)
+        values = constant.to(self.device) + bound.to(self.device) * (2.0 * draws - 1.0)
         return values.to(self.dtype)
 
     def minibatches(self, step: int) -> Minibatches:
@@ -347,7 +332,7 @@ class Engine:
         return Minibatches(
             bank.train_images,
             bank.train_labels,
-            bank.picked(bits[:, 0], self.datasets(step)).unflatten(1, shape),
+            bank.samples(bits[:, 0], self.datasets(step)).unflatten(1, shape),
             self.rows.group_index,
             bank.augmentation,
             None if poses is None else poses.unflatten(1, shape),
@@ -368,8 +353,8 @@ class Engine:
 
     def _commitments(self, state: SeedState) -> list[Variant]:
         """Variants with the alpha of every seed that is not fossilised set to 0."""
-        uncommitted = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
-        return grouped_by_first_change(state, uncommitted)
+        candidates = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
+        return grouped_by_first_change(state, candidates)
 
 
 def _fossils(state: SeedState) -> SeedState:

@@ -7,22 +7,22 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from esper.kasmina import ops
+from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
-from esper.kasmina.hosts.module import ModuleHost, Slot, across_hosts
+from esper.kasmina.hosts.module import ModuleHost, across_hosts
+from esper.kasmina.seed_module import NamedTensors
 from esper.kasmina.seeds import SeedState
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.slots import Slot, SlotSpec
 from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.torch import branch, seed_views
-from esper.tolaria.plan import Form, Seeds
+from esper.tolaria.plan import Seeds
 
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""
@@ -34,38 +34,7 @@ _EXAMPLES = 3
 """Images in the traced batch; torch.export treats a batch size of 0 or 1 as a constant."""
 
 
-class _NamedTensors(nn.Module):
-    """A module whose parameters and buffers have dotted names, like those of nested modules."""
-
-    def __init__(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]):
-        super().__init__()
-        self._names = tuple(parameters), tuple(buffers)
-        for name, value in parameters.items():
-            holder, leaf = self._holder(name)
-            holder.register_parameter(leaf, nn.Parameter(value.detach().clone(), False))
-        for name, value in buffers.items():
-            holder, leaf = self._holder(name)
-            holder.register_buffer(leaf, value.detach().clone())
-
-    def _holder(self, name: str) -> tuple[nn.Module, str]:
-        *path, leaf = name.split(".")
-        holder: nn.Module = self
-        for part in path:
-            if part not in holder._modules:
-                holder.add_module(part, nn.Module())
-            holder = holder.get_submodule(part)
-        return holder, leaf
-
-    def _stacked(self) -> tuple[Tensors, Tensors]:
-        """Parameters and buffers as a stack of one row, ``[1, *shape]``."""
-        parameters, buffers = self._names
-        return (
-            {name: self.get_parameter(name)[None] for name in parameters},
-            {name: self.get_buffer(name)[None] for name in buffers},
-        )
-
-
-class GrownSeed(_NamedTensors):
+class SeedInSlot(NamedTensors):
     """A seed in its slot, over activations ``[B, H, W, 1, C]``.
 
     Args:
@@ -78,19 +47,19 @@ class GrownSeed(_NamedTensors):
 
     def __init__(self, slot: SlotSpec, kind: int, form: Form, row: Tensor, alpha: Tensor):
         views = seed_views(slot, kind, form, row[None])
-        super().__init__({n: x[0] for n, x in views.items()}, {"alpha": alpha.to(row.dtype)})
+        super().__init__({n: x[0] for n, x in views.items()}, {"alpha": alpha.to(row.dtype)}, False)
         self._what = slot, kind, form
 
     def forward(self, x: Tensor) -> Tensor:
         """The activation with alpha times the branch added."""
-        parameters, buffers = self._stacked()
+        parameters, buffers = self.stack()
         return x + buffers["alpha"] * branch(*self._what, parameters, x)
 
 
 class GrownSlot(nn.Module):
     """A seed in a slot of a user's module, over ``[B, C, H, W]`` or ``[B, C]``."""
 
-    def __init__(self, seed: GrownSeed):
+    def __init__(self, seed: SeedInSlot):
         super().__init__()
         self.seed = seed
 
@@ -99,36 +68,30 @@ class GrownSlot(nn.Module):
         return across_hosts(self.seed, x[None])[0]
 
 
-class GrownHost(_NamedTensors):
+class GrownHost(NamedTensors):
     """A host that is a chain of blocks, with the seeds grown in its slots.
 
     Maps images ``[B, C, H, W]`` to logits ``[B, classes]``, or ``[B, T, classes]`` for sequences.
     """
 
     def __init__(
-        self, host: BlockHost, parameters: Tensors, buffers: Tensors, seeds: dict[int, GrownSeed]
+        self, host: BlockHost, parameters: Tensors, buffers: Tensors, seeds: dict[int, SeedInSlot]
     ):
-        super().__init__(parameters, buffers)
+        super().__init__(parameters, buffers, trainable=False)
         self.host = host
         self.seeds = nn.ModuleDict({host.slots[s].name: seed for s, seed in seeds.items()})
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of ``images``."""
-        parameters, buffers = self._stacked()
-        x = images.permute(0, 2, 3, 1)[:, :, :, None]
-        for kind, index in self.host.program:
-            if kind == "input":
-                x = self.host.enter(x.contiguous())
-            elif kind == "block":
-                x = self.host.block(parameters, buffers, index, x, training=False)
-            elif kind == "pool":
-                x = ops.max_pool(x)
-            elif kind == "slot":
-                name = self.host.slots[index].name
+        parameters, buffers = self.stack()
+        x = images.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
+        for instruction in self.host.program:
+            if instruction.kind == "slot":
+                name = self.host.slots[instruction.number].name
                 x = self.seeds[name](x) if name in self.seeds else x
             else:
-                x = self.host.head(parameters, x)[0].unflatten(0, (-1, *self.host.label_shape))
-        return x
+                x = self.host.compute(instruction, parameters, buffers, x, training=False)
+        return x[0].unflatten(0, (-1, *self.host.label_shape))
 
 
 def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Module:
@@ -148,17 +111,17 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
         {name: x[0].cpu() for name, x in layout.views(store[row : row + 1]).items()}
         for layout, store in ((host.layout, stack.host), (host.buffers, stack.buffers))
     )
-    kept = committed(state)
+    seeds_to_export = committed(state)
     seeds = {
-        s: GrownSeed(
+        s: SeedInSlot(
             slot,
-            int(kept.blueprint[row, s]),
-            Form(int(kept.form[row, s])),
+            int(seeds_to_export.blueprint[row, s]),
+            Form(int(seeds_to_export.form[row, s])),
             stack.seeds[s][row].cpu(),
-            kept.alpha[row, s].cpu(),
+            seeds_to_export.alpha[row, s].cpu(),
         )
         for s, slot in enumerate(host.slots)
-        if bool(kept.computed[row, s])
+        if bool(seeds_to_export.computed[row, s])
     }
     if not isinstance(host, ModuleHost):
         return GrownHost(cast(BlockHost, host), parameters, buffers, seeds).eval()
@@ -225,8 +188,8 @@ def onnx_bytes(program: ExportedProgram, named: bool = True) -> bytes:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+            program_of_onnx = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     finally:
         logging.disable(logging.NOTSET)
-    assert found is not None
-    return found.model_proto.SerializeToString()
+    assert program_of_onnx is not None
+    return program_of_onnx.model_proto.SerializeToString()

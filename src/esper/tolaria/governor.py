@@ -6,13 +6,16 @@ Each environment is checked and restored independently, as rows of tensors on th
 from dataclasses import dataclass
 from enum import IntEnum
 from math import log
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, Scores
-from esper.tolaria.channel_moves import ChannelMove
+from esper.tolaria.results import EpochResult, Scores
+
+if TYPE_CHECKING:
+    from esper.tolaria.channel_moves import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""
@@ -100,24 +103,24 @@ class DivergenceDetector:
 
         # The history holds finite losses, and NaN in unused places.
         count = (HISTORY - self.losses.isnan().sum(1)).clamp(min=1)
-        experienced = count >= MIN_HISTORY
+        has_history = count >= MIN_HISTORY
         mean = self.losses.nansum(1) / count
         squares = (self.losses - mean[:, None]).square().nansum(1)
         deviation = (squares / count).sqrt()
 
-        collapsed = torch.zeros_like(experienced)
+        collapses = torch.zeros_like(has_history)
         if self.classes is not None:
             guessing = log(self.classes)
-            collapsed = experienced & (mean < limits.collapse_mean * guessing)
-            collapsed &= (loss - guessing).abs() < limits.collapse_band * guessing
-            collapsed &= scores.expected <= limits.collapse_expected / self.classes
-        runaway = experienced & (loss > limits.runaway_loss)
+            collapses = has_history & (mean < limits.collapse_mean * guessing)
+            collapses &= (loss - guessing).abs() < limits.collapse_band * guessing
+            collapses &= scores.expected <= limits.collapse_expected / self.classes
+        runaway = has_history & (loss > limits.runaway_loss)
         runaway &= loss > mean + limits.runaway_deviations * deviation
         runaway &= loss > limits.runaway_factor * mean
         self.strikes = (self.strikes + 1) * runaway
 
         reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
-        reason = reason.masked_fill(collapsed, int(Reason.COLLAPSE))
+        reason = reason.masked_fill(collapses, int(Reason.COLLAPSE))
         reason = reason.masked_fill(~finite, int(Reason.NOT_FINITE))
         panic = reason != Reason.NONE
         self.strikes = self.strikes.masked_fill(panic, 0)
@@ -144,7 +147,7 @@ class Governor(DivergenceDetector):
     def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
         super().__init__(len(stack.host), stack.host.device, classes, limits)
         self.stack = stack
-        self.kept = [store.clone() for store in self._stores()]
+        self.copies = [store.clone() for store in self._stores()]
 
     def snapshot(self, rows: Tensor) -> None:
         """Take a snapshot of the seeds of ``rows``, bool ``[N]``, and of their hosts if healthy.
@@ -154,19 +157,19 @@ class Governor(DivergenceDetector):
         """
         stack = self.stack
         hosts = (stack.host, stack.buffers)
-        wanted = [rows & self.healthy] * len(hosts) + [rows] * len(stack.seeds)
-        for kept, store, where in zip(self.kept, self._stores(), wanted, strict=True):
-            kept.copy_(torch.where(where[:, None], store, kept))
+        choices = [rows & self.healthy] * len(hosts) + [rows] * len(stack.seeds)
+        for copy, store, where in zip(self.copies, self._stores(), choices, strict=True):
+            copy.copy_(torch.where(where[:, None], store, copy))
 
-    def follow(self, move: ChannelMove) -> None:
+    def follow(self, move: "ChannelMove") -> None:
         """Move the channels of the snapshots too: a rollback does not undo a shift."""
-        move.of_parameters(self.kept[0])
-        move.of_buffers(self.kept[1])
+        move.of_parameters(self.copies[0])
+        move.of_buffers(self.copies[1])
 
     def restore(self, rows: Tensor) -> None:
         """Restore the snapshot of ``rows``, bool ``[N]``, and clear their optimizer state."""
-        for kept, store in zip(self.kept, self._stores(), strict=True):
-            store.copy_(torch.where(rows[:, None], kept, store))
+        for copy, store in zip(self.copies, self._stores(), strict=True):
+            store.copy_(torch.where(rows[:, None], copy, store))
         for optimizer in (self.stack.host_optimizer, *self.stack.seed_optimizers):
             optimizer.clear(rows)
 

@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
-from esper.tolaria.backends import EpochResult
+from esper.tolaria.results import EpochResult
 
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0
@@ -33,11 +33,11 @@ def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor
     Returns:
         health ``[...]``, exploding bool ``[...]``.
     """
-    places = torch.arange(tensor_norms.shape[-1], device=tensor_norms.device)
-    counted = places < tensor_counts[..., None]
-    infinite = counted & ~tensor_norms.isfinite()
-    vanishing = (counted & (tensor_norms < VANISHING_NORM)).sum(-1) / tensor_counts
-    exploding = (infinite | (counted & (tensor_norms > EXPLODING_NORM))).sum(-1) / tensor_counts
+    indices = torch.arange(tensor_norms.shape[-1], device=tensor_norms.device)
+    counts = indices < tensor_counts[..., None]
+    infinite = counts & ~tensor_norms.isfinite()
+    vanishing = (counts & (tensor_norms < VANISHING_NORM)).sum(-1) / tensor_counts
+    exploding = (infinite | (counts & (tensor_norms > EXPLODING_NORM))).sum(-1) / tensor_counts
     health = (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(min=0.0)
     return health.masked_fill(infinite.any(-1), 0.0), exploding > 0
 
@@ -69,18 +69,18 @@ def updated_signals(
         _side_by_side(epoch.seed_tensor_norms), _tensor_counts(slots, state.blueprint)
     )
     # Measurements of an epoch that was rolled back are no longer valid.
-    measured = state.computing & ~epoch.loss.isnan()[:, None]
+    valid = state.computing & ~epoch.loss.isnan()[:, None]
     if epoch.unmeasured is not None:
-        measured &= ~epoch.unmeasured[:, None]
+        valid &= ~epoch.unmeasured[:, None]
     change = contribution - previous.contribution
     velocity = VELOCITY_KEPT * previous.contribution_velocity + (1.0 - VELOCITY_KEPT) * change
     return SeedSignals(
         contribution=contribution,
         contribution_velocity=velocity.nan_to_num(0.0, 0.0, 0.0),
-        health=health.float().masked_fill(~measured, float("nan")),
+        health=health.float().masked_fill(~valid, float("nan")),
         previous_health=previous.health,
         gradient_norm=epoch.seed_gradient_norm.float(),
-        exploding=measured & exploding,
+        exploding=valid & exploding,
         gradient_ratio=_smoothed_ratio(previous, epoch, seed_parameters, host_parameters),
         baseline=previous.baseline,
         improvement=accuracy.float()[:, None] - previous.baseline,
@@ -117,5 +117,5 @@ def _smoothed_ratio(
     seed = epoch.seed_gradient_norm / root
     host = epoch.host_gradient_norm[:, None] / host_parameters**0.5
     ratio = (seed / (host + RATIO_FLOOR)).float()
-    smoothed = RATIO_KEPT * previous.gradient_ratio + (1.0 - RATIO_KEPT) * ratio
-    return torch.where(smoothed.isfinite(), smoothed, ratio)
+    average = RATIO_KEPT * previous.gradient_ratio + (1.0 - RATIO_KEPT) * ratio
+    return torch.where(average.isfinite(), average, ratio)

@@ -56,13 +56,13 @@ class ScaleTable:
             UsageError: ``state`` has a different number of environments.
         """
         for f in fields(self):
-            mine, stored = getattr(self, f.name), state[f.name]
-            if mine.shape != stored.shape:
+            mine, theirs = getattr(self, f.name), state[f.name]
+            if mine.shape != theirs.shape:
                 raise UsageError(
-                    f"resume: the checkpoint has loss scales of {len(stored)} environments and "
+                    f"resume: the checkpoint has loss scales of {len(theirs)} environments and "
                     f"twins, this run has {len(mine)}; give the same --envs and --group-size"
                 )
-            mine.copy_(stored)
+            mine.copy_(theirs)
 
     def copy_rows(self, target: "ScaleTable", rows: Tensor) -> None:
         """Copy ``rows`` into ``target``, a table of the same size.

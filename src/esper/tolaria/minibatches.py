@@ -35,15 +35,15 @@ class Minibatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images ``[B, H, W, N, C]`` and labels ``[N, B]`` of each minibatch."""
-        place = self.images.device if self.streamed else self.drawn.device
-        wanted = _compact(self.drawn.transpose(0, 1))
+        storage = self.images.device if self.streamed else self.drawn.device
+        indices = _compact(self.drawn.transpose(0, 1))
         poses = None if self.poses is None else _compact(self.poses.transpose(0, 1))
-        for batch, samples in enumerate(wanted.to(place)):
-            images = self._fetched(samples)
+        for batch, samples in enumerate(indices.to(storage)):
+            images = self._images_of(samples)
             if self.augmentation is not None and poses is not None:
                 flat = self.augmentation.apply(images.flatten(0, 1), poses[batch].flatten())
                 images = flat.view_as(images)
-            images, labels = _compact(images.permute(1, 2, 3, 0, 4)), self.labels[wanted[batch]]
+            images, labels = _compact(images.permute(1, 2, 3, 0, 4)), self.labels[indices[batch]]
             if self.group is None:
                 yield images, labels
             else:
@@ -53,7 +53,7 @@ class Minibatches:
         """``drawn`` or ``poses`` expanded from groups to environments, ``[N, batches, B]``."""
         return drawn if self.group is None else drawn[self.group]
 
-    def _fetched(self, samples: Tensor) -> Tensor:
+    def _images_of(self, samples: Tensor) -> Tensor:
         """The images with indices ``samples``, int64 ``[G, B]``, on the device of ``drawn``."""
         if not self.streamed:
             return self.images[samples]
@@ -61,9 +61,9 @@ class Minibatches:
         # A copy from page-locked memory runs while the device computes; torch keeps the memory
         # alive until the copy has finished.
         page_locked = self.images.is_pinned()
-        taken = torch.empty(shape, dtype=self.images.dtype, pin_memory=page_locked)
-        torch.index_select(self.images, 0, samples.flatten(), out=taken)
-        return taken.unflatten(0, samples.shape).to(self.drawn.device, non_blocking=True)
+        images = torch.empty(shape, dtype=self.images.dtype, pin_memory=page_locked)
+        torch.index_select(self.images, 0, samples.flatten(), out=images)
+        return images.unflatten(0, samples.shape).to(self.drawn.device, non_blocking=True)
 
 
 def _compact(x: Tensor) -> Tensor:

@@ -24,31 +24,46 @@ def clip_scale(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
     return norm, (max_norm / (norm + 1e-6)).clamp(max=1.0)
 
 
-# Native twin: hosts/optimizer.h, adamw.
-def adamw_(
+def update_(
     parameters: Tensor,
     gradient: Tensor,
     state: AdamState,
     learning_rate: Tensor,
     weight_decay: float,
+    momentum: float | None = None,
     active: Tensor | None = None,
 ) -> None:
-    """One AdamW update, in place (Loshchilov and Hutter, 2019, algorithm 2).
+    """One update of SGD with momentum, or of AdamW if ``momentum`` is None, in place.
 
     Args:
         parameters: ``[M, P]``.
         gradient: ``[M, P]``; overwritten.
-        state: moments and update counts of the same rows.
+        state: moments and update counts of the same rows; SGD's momentum buffer is ``first``.
         learning_rate: ``[M]``, or ``[M, P]`` with a rate for each parameter.
-        weight_decay: decoupled; an update multiplies parameters by ``1 - learning_rate *
-            weight_decay``.
+        weight_decay: AdamW multiplies parameters by ``1 - learning_rate * weight_decay``; SGD adds
+            this multiple of the parameters to the gradient.
+        momentum: fraction of the momentum buffer that is kept.
         active: rows to update, ``[M]`` bool; all when None. The other rows keep parameters, moments
             and count; masking only the gradient would let momentum and decay move them.
     """
-    if active is not None:
-        before = _copies(parameters, state)
+    stores = parameters, state.first, state.second, state.step
+    before = [] if active is None else [store.clone() for store in stores]
+    rate = learning_rate[:, None] if learning_rate.ndim == 1 else learning_rate
     state.step += 1.0
-    rate = _by_column(learning_rate)
+    if momentum is None:
+        _adamw(parameters, gradient, state, rate, weight_decay)
+    else:
+        _sgd(parameters, gradient, state, rate, weight_decay, momentum)
+    if active is not None:
+        for now, then in zip(stores, before, strict=True):
+            now.copy_(torch.where(active if now.ndim == 1 else active[:, None], now, then))
+
+
+# Native twin: hosts/optimizer.h, adamw.
+def _adamw(
+    parameters: Tensor, gradient: Tensor, state: AdamState, rate: Tensor, weight_decay: float
+) -> None:
+    """AdamW (Loshchilov and Hutter, 2019, algorithm 2)."""
     if weight_decay:
         parameters.mul_(1.0 - rate * weight_decay)
     state.first.lerp_(gradient, 1.0 - BETA1)
@@ -58,47 +73,19 @@ def adamw_(
     denominator = torch.sqrt(state.second, out=gradient).div_(correction2[:, None]).add_(EPSILON)
     step_size = rate / correction1[:, None]
     parameters.sub_(step_size * state.first / denominator)
-    if active is not None:
-        _undo(~active, parameters, state, before)
 
 
 # Native twin: hosts/optimizer.h, sgd.
-def sgd_(
+def _sgd(
     parameters: Tensor,
     gradient: Tensor,
     state: AdamState,
-    learning_rate: Tensor,
+    rate: Tensor,
     weight_decay: float,
     momentum: float,
-    active: Tensor | None = None,
 ) -> None:
-    """One update of SGD with momentum, in place, same as ``torch.optim.SGD``.
-
-    Args:
-        parameters, gradient, learning_rate, active: as for ``adamw_``.
-        state: holds the momentum buffer in ``first``.
-        weight_decay: this multiple of the parameters is added to the gradient.
-        momentum: fraction of the momentum buffer that is kept.
-    """
-    if active is not None:
-        before = _copies(parameters, state)
-    state.step += 1.0
+    """SGD with momentum, same as ``torch.optim.SGD``."""
     if weight_decay:
         gradient.add_(parameters, alpha=weight_decay)
     state.first.mul_(momentum).add_(gradient)
-    parameters.sub_(_by_column(learning_rate) * state.first)
-    if active is not None:
-        _undo(~active, parameters, state, before)
-
-
-def _by_column(learning_rate: Tensor) -> Tensor:
-    return learning_rate[:, None] if learning_rate.ndim == 1 else learning_rate
-
-
-def _copies(parameters: Tensor, state: AdamState) -> list[Tensor]:
-    return [part.clone() for part in (parameters, state.first, state.second, state.step)]
-
-
-def _undo(rows: Tensor, parameters: Tensor, state: AdamState, before: list[Tensor]) -> None:
-    for now, then in zip((parameters, state.first, state.second, state.step), before, strict=True):
-        now.copy_(torch.where(rows if now.ndim == 1 else rows[:, None], then, now))
+    parameters.sub_(rate * state.first)

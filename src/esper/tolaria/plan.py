@@ -7,11 +7,11 @@ computed in one call; on a CPU at most ``CHUNK`` of them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints import FORM_OF_STYLE, Form
 from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved_together, on_host
@@ -19,22 +19,6 @@ from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12
 """Maximum seeds per call on a CPU, so that their activations stay in the second-level cache."""
-
-
-class Form(IntEnum):
-    """How a branch f is combined with the activation x."""
-
-    ADD = 0
-    MULTIPLY = 1
-    GATE = 2
-
-
-FORM_OF_STYLE = {
-    Style.LINEAR_ADD: Form.ADD,
-    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
-    Style.SIGMOID_ADD: Form.ADD,
-    Style.GATED_GATE: Form.GATE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +80,14 @@ class Seeds:
     @classmethod
     def training(cls, state: SeedState, host: SeedState | None = None) -> "Seeds":
         """Every seed in TRAINING or a later stage; ``host`` is the state in CPU memory."""
-        known = None if host is None or host is state else cls.training(host)
-        return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen, known)
+        copy = None if host is None or host is state else cls.training(host)
+        return cls(state.computing, state.blueprint, state.style, state.alpha, state.frozen, copy)
 
     @classmethod
     def acting(cls, state: SeedState, host: SeedState | None = None) -> "Seeds":
         """Every seed that changes the output (alpha above 0); ``host`` as for ``training``."""
-        known = None if host is None or host is state else cls.acting(host)
-        return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen, known)
+        copy = None if host is None or host is state else cls.acting(host)
+        return cls(state.alpha > 0, state.blueprint, state.style, state.alpha, state.frozen, copy)
 
     @property
     def on_host(self) -> "Seeds":
@@ -131,10 +115,10 @@ class Seeds:
 
     def varied(self, variant: "Variant") -> "Seeds":
         """The seeds of the rows of ``variant``, with its alphas."""
-        known = None if self.host is None else self.host.varied(variant.on_host)
+        copy = None if self.host is None else self.host.varied(variant.on_host)
         rows, alpha = variant.rows, variant.alpha
         frozen = self.frozen[rows]
-        return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, frozen, known)
+        return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, frozen, copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +169,24 @@ def plan(seeds: Seeds) -> Plan:
 
     The plan is made on the CPU and goes to the device of the seeds in one transfer.
     """
-    known, device = seeds.on_host, seeds.alpha.device
-    isolated = (known.alpha == 0).long()
-    key = (isolated * len(BLUEPRINTS) + known.blueprint) * len(Form) + known.form
+    copy, device = seeds.on_host, seeds.alpha.device
+    isolated = (copy.alpha == 0).long()
+    key = (isolated * len(BLUEPRINTS) + copy.blueprint) * len(Form) + copy.form
     orders = [
         _order(use.nonzero()[:, 0], keys)
-        for use, keys in zip(known.computed.unbind(1), key.unbind(1), strict=True)
+        for use, keys in zip(copy.computed.unbind(1), key.unbind(1), strict=True)
     ]
-    places = [part for order in orders if order is not None for part in (order.rows, order.kinds)]
-    uploaded = iter(moved_together(places, device))
+    parts = [part for order in orders if order is not None for part in (order.rows, order.kinds)]
+    on_device = iter(moved_together(parts, device))
     return [
         None
         if order is None
         else _slot_plan(
             order,
-            next(uploaded),
-            next(uploaded),
+            next(on_device),
+            next(on_device),
             seeds.alpha[:, s],
-            bool(known.frozen[order.rows, s].any()),
+            bool(copy.frozen[order.rows, s].any()),
         )
         for s, order in enumerate(orders)
     ]
@@ -227,13 +211,13 @@ def _order(rows: Tensor, keys: Tensor) -> _Order | None:
     if len(rows) == 0:
         return None
     rows = rows[torch.sort(keys[rows], stable=True).indices]
-    chosen = keys[rows]
-    present, counts = torch.unique_consecutive(chosen, return_counts=True)
+    seed_keys = keys[rows]
+    present, counts = torch.unique_consecutive(seed_keys, return_counts=True)
     runs = []
     for key, count in zip(present.tolist(), counts.tolist(), strict=True):
         isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
         runs.append((bool(isolated), kind, Form(key % len(Form)), count))
-    return _Order(rows, chosen // len(Form) % len(BLUEPRINTS), runs)
+    return _Order(rows, seed_keys // len(Form) % len(BLUEPRINTS), runs)
 
 
 def _slot_plan(

@@ -74,7 +74,7 @@ def resolve_precision(
 
 
 def _obstacle(device: torch.device, amp_dtype: str, backend: str) -> str | None:
-    if disabled():
+    if amp_disabled():
         return f"{DISABLE_VARIABLE} is set"
     if device.type == "cpu" and backend != "torch":
         return f"backend {backend} has no mixed precision on {device}; use --backend torch"
@@ -88,6 +88,6 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def disabled() -> bool:
+def amp_disabled() -> bool:
     """Whether ``ESPER_DISABLE_AMP`` turns mixed precision off."""
     return switched_on(DISABLE_VARIABLE)

@@ -5,30 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.newborns import gradient_norms, per_environment
-
-SLOT_MEASURES = (
-    "gradient",
-    "gradient_ratio",
-    "activation",
-    "active_share",
-    *(f"gain_{layer.name.lower()}" for layer in LastLayer),
-)
-"""Measurements of a slot without a seed, in order:
-
-- ``gradient``: norm of the gradient of a prediction's loss with respect to the activation at the
-  slot, as a root mean square over the predictions of the measured images.
-- ``gradient_ratio``: gradient norm of the parameters of the block feeding the slot over their norm,
-  the ratio of Auto-RGN (Lee et al., "Surgical fine-tuning improves adaptation to distribution
-  shifts", ICLR 2023); also measured where the learning rate is 0.
-- ``activation``: root mean square of the activation.
-- ``active_share``: fraction of its elements that are above 0.
-- ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
-
-``measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all its images.
-"""
 
 
 def measured_images(images: int) -> int:
@@ -85,14 +63,14 @@ def slot_measures(
         ``[N, S, len(SLOT_MEASURES)]``, NaN where a seed was computed, and for gains of layers that
         no blueprint of the slot has.
     """
-    measured = []
+    rows = []
     for s, slot in enumerate(host.slots):
         images = len(watch.inputs[s])
-        kept = measured_images(images)
+        count = measured_images(images)
         # The loss of the measured images alone has this times their gradient.
-        factor = images / kept
-        x = watch.inputs[s][:kept].to(parameters)
-        gradient = gradients[s][:kept].to(parameters)
+        factor = images / count
+        x = watch.inputs[s][:count].to(parameters)
+        gradient = gradients[s][:count].to(parameters)
         columns, elements = host.feeding_columns[s], x[:, :, :, 0].numel()
         statistics = [
             per_environment(gradient.square()).sqrt() * (factor * predictions) ** 0.5,
@@ -101,8 +79,8 @@ def slot_measures(
             per_environment((x > 0).to(x.dtype)) / elements,
         ]
         gains = factor * gradient_norms(slot, x, gradient)
-        measured.append(torch.cat([torch.stack(statistics, 1), gains], 1))
-    return torch.stack(measured, 1).masked_fill(seeds[..., None], float("nan"))
+        rows.append(torch.cat([torch.stack(statistics, 1), gains], 1))
+    return torch.stack(rows, 1).masked_fill(seeds[..., None], float("nan"))
 
 
 def _norm(rows: Tensor, columns: tuple[slice, ...]) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.tasks import Task, find
+from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.fixed_schedule import NEVER as NO_START
 from esper.tamiyo.plans import (
     NEVER,
@@ -12,7 +13,6 @@ from esper.tamiyo.plans import (
     STARTS,
     Plan,
     PlannedSeed,
-    blueprint_of,
     library,
     schedule,
 )

@@ -10,9 +10,10 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.simic.evaluation import play as module
 from esper.simic.evaluation.play import Outcome, Population, Rules, play, play_plans
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.baselines import NeverActor
 from esper.tamiyo.plans import NEVER, library
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES
+from esper.tamiyo.random_actor import RandomActor
 from tiny_population import LARGE, TASKS, growing, hosts
 
 HOSTS = hosts(4, first=5)

@@ -15,11 +15,11 @@ from esper.simic.evaluation.kept_stages import Stages
 from esper.simic.evaluation.ladder import evaluate, policy_rungs
 from esper.simic.evaluation.play import Hosts, Outcome, play
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo.baselines import Actor
 from tiny_population import hosts, looking
 
 FRESH = hosts(6, first=FRESH_HOSTS)

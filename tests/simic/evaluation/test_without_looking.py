@@ -18,7 +18,6 @@ from esper.simic.evaluation.without_looking import (
     yoked,
 )
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -26,6 +25,7 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
     Observation,
 )
+from esper.tamiyo.random_actor import RandomActor
 from synthetic import random_observation
 from tiny_population import TASKS, growing, hosts, looking
 

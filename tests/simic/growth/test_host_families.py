@@ -10,7 +10,7 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tamiyo.baselines import RandomActor
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.precision import Precision
 from support import CPU, F64, names_of, small_gpt, small_host, small_mlp, small_task
 

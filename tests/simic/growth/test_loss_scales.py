@@ -12,7 +12,7 @@ from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import TWIN_STREAM
 from esper.simic.growth.step import GrowthConfig, Step
-from esper.tamiyo.baselines import RandomActor
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.loss_scales import START
 from esper.tolaria.precision import Precision
 from support import CPU, small_host, small_mlp, small_task

@@ -26,7 +26,6 @@ from esper.simic.growth.native_blocks import SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_step import NativeStep, step_functions
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig
-from esper.simic.growth.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     EMPTY_SLOT_SIGNALS,
@@ -35,11 +34,11 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
     Progress,
 )
+from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
 from esper.tolaria.backends import EpochResult, Scores
-from esper.tolaria.engine import Measurement
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.precision import Precision
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES, Measurement
 from support import CPU, needs_native
 
 pytestmark = needs_native

@@ -9,12 +9,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from esper.leyline import disk
 from esper.leyline.config import unflatten
 from esper.leyline.records import record_files, record_path, round_of
 from esper.simic.ppo import PPOAgent
 from esper.simic.records import record_writer
 from esper.simic.records.episodes import read_episodes
-from esper.simic.run import disk
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from small_runs import SMALL
 

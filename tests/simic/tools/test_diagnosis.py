@@ -21,8 +21,8 @@ from esper.simic.tools.diagnosis import (
     signal_to_noise,
     variance_shares,
 )
-from esper.tamiyo.baselines import RandomActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.precision import Precision
 from synthetic import CPU
 

@@ -12,6 +12,7 @@ import torch
 
 import esper
 from esper.karn.store import read_events
+from esper.leyline import disk
 from esper.leyline.actions import HEADS
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
@@ -34,7 +35,7 @@ from esper.native.build import Unavailable
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.runtime.tasks import TASKS, find
-from esper.simic.run import checkpoint, disk
+from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import RunDirectory, stored_config
 from esper.simic.training.setup import build_environment, resolve_tasks

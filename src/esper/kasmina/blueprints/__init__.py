@@ -8,17 +8,30 @@ from collections.abc import Callable, Collection
 from functools import cache
 
 from esper.kasmina.blueprints import conv, mlp, sequence
-from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
+from esper.kasmina.blueprints.blueprint import (
+    FORM_OF_STYLE,
+    Blueprint,
+    Form,
+    LastLayer,
+    Parameters,
+    branch,
+    gate_fields,
+)
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
 __all__ = [
     "BUILDERS",
     "FAMILIES",
+    "FORM_OF_STYLE",
+    "SHIPPED",
     "Blueprint",
+    "Form",
     "LastLayer",
     "Parameters",
+    "branch",
     "build",
+    "gate_fields",
     "of_family",
     "register",
 ]
@@ -55,8 +68,8 @@ def register(name: str, builder: Builder, families: Collection[str] = ("conv",))
         raise UsageError(f"blueprint: {name!r} is taken; choose another name")
     unknown = sorted(set(families) - set(FAMILIES))
     if unknown or not families:
-        found = ", ".join(map(repr, unknown)) or "none"
-        raise UsageError(f"families: got {found}; give one or more of {', '.join(FAMILIES)}")
+        names = ", ".join(map(repr, unknown)) or "none"
+        raise UsageError(f"families: got {names}; give one or more of {', '.join(FAMILIES)}")
     if name not in BLUEPRINTS:
         add_blueprint(name)
     BUILDERS[name] = dict.fromkeys(families, builder)
@@ -74,11 +87,11 @@ def of_family(family: str) -> tuple[int, ...]:
 # Native twin: hosts/blueprints.h, make_branch.
 def build(kind: int, channels: int, family: str) -> Blueprint:
     """The blueprint with index ``kind`` in the blueprint head, for a slot of ``channels``."""
-    return _built(BUILDERS[BLUEPRINTS[kind]][family], channels)
+    return _blueprint(BUILDERS[BLUEPRINTS[kind]][family], channels)
 
 
 @cache
-def _built(builder: Builder, channels: int) -> Blueprint:
+def _blueprint(builder: Builder, channels: int) -> Blueprint:
     return builder(channels)
 
 
@@ -94,5 +107,8 @@ register("mlp", mlp.mlp, families=("mlp", "sequence"))
 register("lora", sequence.lora, families=("sequence",))
 register("lora_large", sequence.lora_large, families=("sequence",))
 # In a sequence no position may see later ones, so blueprints that mix pixels differ there.
-BUILDERS["norm"]["sequence"] = sequence.norm
-BUILDERS["attention"]["sequence"] = sequence.attention
+BUILDERS["norm"]["sequence"] = sequence.sequence_norm
+BUILDERS["attention"]["sequence"] = sequence.sequence_attention
+
+SHIPPED = tuple(BUILDERS)
+"""Names of the blueprints that come with Esper; others are of the user's own."""

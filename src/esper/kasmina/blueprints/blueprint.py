@@ -1,4 +1,4 @@
-"""The structure of a blueprint."""
+"""The structure of a blueprint, and how a seed of it is combined with the activation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,10 +6,14 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from esper.kasmina.stack import Field, Layout
+from esper.kasmina.ops import dense, linear, mean_pool, per_pixel
+from esper.kasmina.stack import Field, weight, zeros
+from esper.leyline.actions import Style
 
 Parameters = dict[str, Tensor]
 """Stacked parameters ``[M, *shape]`` by name."""
+Forward = Callable[[Parameters, Tensor], Tensor]
+"""See ``Blueprint.forward``."""
 
 
 class LastLayer(IntEnum):
@@ -42,14 +46,70 @@ class Blueprint:
             for M seeds in M environments. It may use the layers of ``kasmina.ops`` and any
             differentiable operation that does not mix environments.
         last_layer: what the last linear map of f multiplies at birth; selects the feature that
-            estimates what such a seed would gain, see ``kasmina.newborns``.
+            estimates how much such a seed would lower the loss, see ``kasmina.newborns``.
     """
 
     fields: tuple[Field, ...]
-    forward: Callable[[Parameters, Tensor], Tensor]
+    forward: Forward
     last_layer: LastLayer = LastLayer.HIDDEN
 
-    @property
-    def layout(self) -> Layout:
-        """Positions of the parameters in a row of the slot's store."""
-        return Layout(self.fields)
+
+class Form(IntEnum):
+    """How a branch f is combined with the activation x."""
+
+    ADD = 0
+    """``x + alpha f(x)``."""
+    MULTIPLY = 1
+    """``x (1 + alpha tanh f(x))``."""
+    GATE = 2
+    """``x + alpha g(x) f(x)`` with a learned g in (0, 1)."""
+
+
+FORM_OF_STYLE = {
+    Style.LINEAR_ADD: Form.ADD,
+    Style.LINEAR_MULTIPLY: Form.MULTIPLY,
+    Style.SIGMOID_ADD: Form.ADD,
+    Style.GATED_GATE: Form.GATE,
+}
+
+
+def branch(forward: Forward, form: int, family: str, parameters: Parameters, x: Tensor) -> Tensor:
+    """The term that seeds of one kind add to their ``x [B, H, W, M, C]`` at alpha 1.
+
+    Args:
+        forward: that of the blueprint.
+        form: the ``Form``.
+        family: family of the slot.
+        parameters: of the blueprint and, for GATE, of the gate.
+        x: the activation.
+    """
+    f = forward(parameters, x)
+    if form == Form.MULTIPLY:
+        return x * f.tanh()
+    if form == Form.GATE:
+        return gate_values(family, parameters, x) * f
+    return f
+
+
+def gate_fields(channels: int) -> tuple[Field, ...]:
+    """Parameters of the gate of GATE: C to max(8, C / 4) channels, ReLU, to 1 channel."""
+    hidden = max(8, channels // 4)
+    return (
+        weight("gate.hidden.weight", hidden, channels),
+        zeros("gate.hidden.bias", hidden),
+        weight("gate.out.weight", 1, hidden),
+        zeros("gate.out.bias", 1),
+    )
+
+
+def gate_values(family: str, p: Parameters, x: Tensor) -> Tensor:
+    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``.
+
+    It reads the mean over the pixels. In a sequence every position has its own gate, ``[B, H, W, M,
+    1]``: a mean over positions would leak future bytes into earlier positions.
+    """
+    if family == "sequence":
+        wide = dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]).relu()
+        return dense(wide, p["gate.out.weight"], p["gate.out.bias"]).sigmoid()
+    hidden = linear(mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]).relu()
+    return per_pixel(linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())

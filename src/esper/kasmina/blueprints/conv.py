@@ -18,7 +18,7 @@ def _norm_fields(channels: int) -> tuple[Field, Field]:
     return ones("norm.weight", channels), zeros("norm.bias", channels)
 
 
-def _normalised(p: Parameters, x: Tensor, rectify: bool = False) -> Tensor:
+def _norm(p: Parameters, x: Tensor, rectify: bool = False) -> Tensor:
     return group_norm(x, p["norm.weight"], p["norm.bias"], rectify)
 
 
@@ -27,7 +27,7 @@ def norm(channels: int) -> Blueprint:
     """``tanh(s) (GroupNorm(x) - x)`` with a learned scalar s, initially 0."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return p["scale"].tanh()[:, None] * (_normalised(p, x) - x)
+        return p["scale"].tanh()[:, None] * (_norm(p, x) - x)
 
     return Blueprint((zeros("scale"), *_norm_fields(channels)), forward, LastLayer.NORM)
 
@@ -38,8 +38,8 @@ def attention(channels: int) -> Blueprint:
     width = max(1, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        squeezed = linear(mean_pool(x), p["squeeze.weight"]).relu()
-        return x * per_pixel(linear(squeezed, p["excite.weight"], p["excite.bias"]))
+        hidden = linear(mean_pool(x), p["squeeze.weight"]).relu()
+        return x * per_pixel(linear(hidden, p["excite.weight"], p["excite.bias"]))
 
     fields = (
         weight("squeeze.weight", width, channels),
@@ -53,7 +53,7 @@ def conv_small(channels: int) -> Blueprint:
     """GroupNorm, ReLU, 1x1 convolution."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
+        return conv2d(_norm(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 1, 1))
     return Blueprint(fields, forward, LastLayer.POINTWISE)
@@ -63,7 +63,7 @@ def conv_light(channels: int) -> Blueprint:
     """GroupNorm, ReLU, 3x3 convolution."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(_normalised(p, x, rectify=True), p["conv.weight"])
+        return conv2d(_norm(p, x, rectify=True), p["conv.weight"])
 
     fields = (*_norm_fields(channels), zeros("conv.weight", channels, channels, 3, 3))
     return Blueprint(fields, forward, LastLayer.SPATIAL)
@@ -74,9 +74,7 @@ def conv_heavy(channels: int) -> Blueprint:
     wide = 4 * channels
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        return conv2d(
-            _normalised(p, conv2d(x, p["widen.weight"]), rectify=True), p["narrow.weight"]
-        )
+        return conv2d(_norm(p, conv2d(x, p["widen.weight"]), rectify=True), p["narrow.weight"])
 
     fields = (
         weight("widen.weight", wide, channels, 3, 3),
@@ -90,8 +88,8 @@ def depthwise(channels: int) -> Blueprint:
     """Depthwise 3x3 convolution, GroupNorm, ReLU, 1x1 convolution."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        spread = depthwise_conv2d(x, p["depthwise.weight"])
-        return conv2d(_normalised(p, spread, rectify=True), p["pointwise.weight"])
+        y = depthwise_conv2d(x, p["depthwise.weight"])
+        return conv2d(_norm(p, y, rectify=True), p["pointwise.weight"])
 
     fields = (
         weight("depthwise.weight", channels, 1, 3, 3),
@@ -106,7 +104,7 @@ def bottleneck(channels: int) -> Blueprint:
     width = max(8, channels // 4)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        down = conv2d(_normalised(p, x), p["down.weight"], rectify=True)
+        down = conv2d(_norm(p, x), p["down.weight"], rectify=True)
         return conv2d(conv2d(down, p["conv.weight"], rectify=True), p["up.weight"])
 
     fields = (

@@ -20,8 +20,8 @@ def mlp(channels: int) -> Blueprint:
 # Native twin: hosts/blueprints.h, perceptron.
 def _perceptron(channels: int, hidden: int) -> Blueprint:
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])
-        wide = dense(normalised, p["widen.weight"], p["widen.bias"]).relu()
+        y = layer_norm(x, p["norm.weight"], p["norm.bias"])
+        wide = dense(y, p["widen.weight"], p["widen.bias"]).relu()
         return dense(wide, p["narrow.weight"])
 
     fields = (

@@ -7,12 +7,12 @@ from esper.kasmina.ops import causal_attention, dense, layer_norm
 from esper.kasmina.stack import ones, weight, zeros
 
 
-def norm(channels: int) -> Blueprint:
+def sequence_norm(channels: int) -> Blueprint:
     """``tanh(s) (LayerNorm(x) - x)`` with a learned scalar s, initially 0."""
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])
-        return p["scale"].tanh()[:, None] * (normalised - x)
+        y = layer_norm(x, p["norm.weight"], p["norm.bias"])
+        return p["scale"].tanh()[:, None] * (y - x)
 
     fields = (zeros("scale"), ones("norm.weight", channels), zeros("norm.bias", channels))
     return Blueprint(fields, forward, LastLayer.NORM)
@@ -29,14 +29,14 @@ def lora_large(channels: int) -> Blueprint:
     return _low_rank(channels, 32)
 
 
-def attention(channels: int) -> Blueprint:
+def sequence_attention(channels: int) -> Blueprint:
     """LayerNorm, causal attention with up to 4 heads, linear map."""
     heads = next(count for count in (4, 2, 1) if channels % count == 0)
 
     def forward(p: Parameters, x: Tensor) -> Tensor:
-        normalised = layer_norm(x, p["norm.weight"], p["norm.bias"])
-        mixed = causal_attention(dense(normalised, p["joint.weight"]), heads)
-        return dense(mixed, p["out.weight"])
+        y = layer_norm(x, p["norm.weight"], p["norm.bias"])
+        values = causal_attention(dense(y, p["joint.weight"]), heads)
+        return dense(values, p["out.weight"])
 
     fields = (
         ones("norm.weight", channels),

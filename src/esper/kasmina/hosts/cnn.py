@@ -104,4 +104,4 @@ class CnnHost(NormedHost):
     ) -> Tensor:
         """Convolution, BatchNorm, ReLU; see ``BlockHost.block``."""
         x = ops.conv2d(x, parameters[f"conv{index}.weight"])
-        return self.normalised(parameters, buffers, index, x, training)
+        return self.batch_norm(parameters, buffers, index, x, training)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,90 +25,100 @@ class Instruction(NamedTuple):
     number: int
 
 
-class Host(Protocol):
-    """Specification of stacked hosts of one shape; a frozen dataclass."""
+class Host(ABC):
+    """Specification of stacked hosts of one shape; a frozen dataclass.
+
+    Attributes:
+        image: height, width and channels of an input.
+        classes: number of classes.
+        slot_names: names of the slots in use; all slots if empty.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-    @property
-    def image(self) -> tuple[int, int, int]:
-        """Height, width and channels of an input."""
-        ...
-
-    @property
-    def classes(self) -> int:
-        """Number of classes."""
-        ...
+    image: tuple[int, int, int]
+    classes: int
+    slot_names: tuple[str, ...]
 
     @property
     def label_shape(self) -> tuple[int, ...]:
         """Shape of the labels of one input: ``()``, or ``(T,)`` for one prediction per position."""
-        ...
+        return ()
 
     @property
-    def slot_names(self) -> tuple[str, ...]:
-        """Names of the slots in use; all slots if empty."""
-        ...
-
-    @property
+    @abstractmethod
     def all_slots(self) -> tuple[SlotSpec, ...]:
         """All slots of the host, from input to output."""
-        ...
 
     @property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """The slots in use, from input to output."""
-        ...
-
-    @property
+    @abstractmethod
     def layout(self) -> Layout:
         """Layout of the trainable parameters of one host."""
-        ...
 
     @property
+    @abstractmethod
     def buffers(self) -> Layout:
         """Layout of the buffers of one host, such as BatchNorm's running statistics."""
-        ...
 
     @property
-    def block_sizes(self) -> tuple[int, ...]:
-        """Parameters of each block, from input to output; blocks are consecutive in ``layout``."""
-        ...
+    @abstractmethod
+    def summary(self) -> str:
+        """Kind and widths in a few words."""
 
     @property
+    @abstractmethod
+    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
+        """For each slot, the names in ``layout`` of the parameters of the block feeding it."""
+
+    @cached_property
     def feeding_columns(self) -> tuple[tuple[slice, ...], ...]:
         """For each slot, the columns of ``layout`` with the parameters of the block feeding it."""
-        ...
+        fields = zip(self.layout.fields, self.layout.offsets, strict=True)
+        ranges = {field.name: (offset, offset + field.size) for field, offset in fields}
+        return tuple(
+            _slices(sorted(ranges[name] for name in names)) for names in self.feeding_names
+        )
+
+    @cached_property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots in use, from input to output."""
+        names = self.slot_names
+        return tuple(slot for slot in self.all_slots if not names or slot.name in names)
+
+    @cached_property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Parameters of each block, from input to output; blocks are consecutive in ``layout``.
+
+        A block is a module that has parameters of its own.
+        """
+        fields = self.layout.fields
+        modules = groupby(fields, key=lambda field: field.name.rpartition(".")[0])
+        return tuple(sum(field.size for field in block) for _, block in modules)
 
     @property
     def parameter_count(self) -> int:
         """Number of trainable parameters of one host."""
-        ...
-
-    @property
-    def summary(self) -> str:
-        """Kind and widths in a few words."""
-        ...
+        return self.layout.size
 
 
-class BlockHost(Host, Protocol):
+class BlockHost(Host):
     """A host that is a chain of blocks, each followed by its slots, and a head.
 
     Activations are ``[B, H, W, N, C]``.
     """
 
     @property
+    @abstractmethod
     def program(self) -> tuple[Instruction, ...]:
         """The instructions of the forward pass. The number of a slot is its index in ``slots``."""
-        ...
 
+    @abstractmethod
     def enter(self, images: Tensor) -> Tensor:
         """Convert images ``[B, H, W, N, C]`` to the input of the first block.
 
         The environment axis has length 1 if all environments share the images.
         """
-        ...
 
+    @abstractmethod
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
@@ -121,103 +131,59 @@ class BlockHost(Host, Protocol):
             x: ``[B, H, W, N, C]``; the first block also accepts ``[B, H, W, 1, C]``.
             training: whether to normalise by the statistics of the batch.
         """
-        ...
 
+    @abstractmethod
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """Compute the logits of the last activation ``x [B, H, W, N, C]``.
 
         Returns:
             ``[N, P, classes]``, where P is the number of labels of all B inputs.
         """
-        ...
 
-
-class HostDefaults(ABC):
-    """Members that follow from ``all_slots`` and ``layout``, and the labels: one per image."""
-
-    slot_names: tuple[str, ...]
-
-    @property
-    @abstractmethod
-    def all_slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.all_slots``."""
-
-    @property
-    @abstractmethod
-    def layout(self) -> Layout:
-        """See ``Host.layout``."""
-
-    @property
-    @abstractmethod
-    def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """For each slot, the names in ``layout`` of the parameters of the block feeding it."""
-
-    @cached_property
-    def feeding_columns(self) -> tuple[tuple[slice, ...], ...]:
-        """See ``Host.feeding_columns``."""
-        fields = zip(self.layout.fields, self.layout.offsets, strict=True)
-        ranges = {field.name: (offset, offset + field.size) for field, offset in fields}
-        return tuple(
-            _joined(sorted(ranges[name] for name in names)) for names in self.feeding_names
-        )
-
-    @cached_property
-    def slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.slots``."""
-        names = self.slot_names
-        return tuple(slot for slot in self.all_slots if not names or slot.name in names)
-
-    @property
-    def label_shape(self) -> tuple[int, ...]:
-        """One label per image."""
-        return ()
-
-    @cached_property
-    def block_sizes(self) -> tuple[int, ...]:
-        """See ``Host.block_sizes``. A block is a module that has parameters of its own."""
-        fields = self.layout.fields
-        modules = groupby(fields, key=lambda field: field.name.rpartition(".")[0])
-        return tuple(sum(field.size for field in block) for _, block in modules)
-
-    @property
-    def parameter_count(self) -> int:
-        """See ``Host.parameter_count``."""
-        return self.layout.size
-
-    def slot_at(self, place: str) -> Iterator[Instruction]:
-        """The instruction of the slot called ``place``, or none if the slot is not in use."""
-        return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == place)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
-    """Slices of sorted column ranges, where adjacent ranges are one slice."""
-    joined: list[slice] = []
-    for begin, end in ranges:
-        if joined and joined[-1].stop == begin:
-            begin = joined.pop().start
-        joined.append(slice(begin, end))
-    return tuple(joined)
-
-
-def feeding_blocks(program: tuple[Instruction, ...]) -> tuple[int, ...]:
-    """For each slot of a program, the last block before it."""
-    blocks: list[int] = []
-    for kind, number in program:
+    def compute(
+        self,
+        instruction: Instruction,
+        parameters: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        training: bool,
+    ) -> Tensor:
+        """``x`` after an instruction other than ``slot``; see ``block`` and ``head``."""
+        kind, number = instruction
+        if kind == "input":
+            return self.enter(x)
         if kind == "block":
-            block = number
-        elif kind == "slot":
-            blocks.append(block)
-    return tuple(blocks)
+            return self.block(parameters, buffers, number, x, training)
+        return ops.max_pool(x) if kind == "pool" else self.head(parameters, x)
+
+    def slot_at(self, name: str) -> Iterator[Instruction]:
+        """The instruction of the slot called ``name``, or none if the slot is not in use."""
+        return (Instruction("slot", i) for i, slot in enumerate(self.slots) if slot.name == name)
+
+    @property
+    def feeding_blocks(self) -> tuple[int, ...]:
+        """For each slot, the last block before it."""
+        blocks: list[int] = []
+        for kind, number in self.program:
+            if kind == "block":
+                block = number
+            elif kind == "slot":
+                blocks.append(block)
+        return tuple(blocks)
 
 
-class NormedHost(HostDefaults):
-    """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map.
+def _slices(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
+    """Slices of sorted column ranges, where adjacent ranges are one slice."""
+    slices: list[slice] = []
+    for begin, end in ranges:
+        if slices and slices[-1].stop == begin:
+            begin = slices.pop().start
+        slices.append(slice(begin, end))
+    return tuple(slices)
 
-    Attributes:
-        classes: number of classes.
-    """
 
-    classes: int
+class NormedHost(BlockHost):
+    """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map."""
 
     @property
     @abstractmethod
@@ -235,16 +201,11 @@ class NormedHost(HostDefaults):
         return Layout(tuple(fields))
 
     @property
-    @abstractmethod
-    def program(self) -> tuple[Instruction, ...]:
-        """See ``BlockHost.program``."""
-
-    @property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """See ``HostDefaults.feeding_names``: weight and norm of the block."""
+        """See ``Host.feeding_names``: weight and norm of the block."""
         return tuple(
             (self.weights[block].name, f"norm{block}.weight", f"norm{block}.bias")
-            for block in feeding_blocks(self.program)
+            for block in self.feeding_blocks
         )
 
     @cached_property
@@ -273,20 +234,20 @@ class NormedHost(HostDefaults):
             Indices that gather a row's parameters, int64 ``[P]``, and its buffers, int64 ``[Q]``.
         """
         norm = f"norm{block}"
-        moved = (
+        parts = (
             (self.layout, (self.weights[block].name, f"{norm}.weight", f"{norm}.bias")),
             (self.buffers, (f"{norm}.mean", f"{norm}.variance")),
         )
-        found = []
-        for layout, names in moved:
+        indices = []
+        for layout, names in parts:
             columns = torch.arange(layout.size)
             fields = layout.views(columns[None])
             for name in names:
                 fields[name][0].copy_(fields[name][0, list(order)])
-            found.append(columns)
-        return found[0], found[1]
+            indices.append(columns)
+        return indices[0], indices[1]
 
-    def normalised(
+    def batch_norm(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
         """Apply the BatchNorm of block ``index``, then ReLU."""
@@ -314,13 +275,17 @@ def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
         UsageError: the host has no slot of a given name.
     """
     available = tuple(slot.name for slot in host.all_slots)
-    used = tuple(slot.name for slot in host.slots)
-    relative = {"early": used[0], "mid": used[len(used) // 2], "late": used[-1]}
-    chosen = tuple(relative.get(name, name) for name in names)
-    for name in chosen:
+    active = tuple(slot.name for slot in host.slots)
+    relative = {
+        "early": active[0],
+        "mid": active[len(active) // 2],
+        "late": active[-1],
+    }
+    slots = tuple(relative.get(name, name) for name in names)
+    for name in slots:
         if name not in available:
             raise UsageError(
                 f"slots: the host has no slot {name!r}; choose from "
                 f"{', '.join(available)} or early, mid, late"
             )
-    return chosen
+    return slots

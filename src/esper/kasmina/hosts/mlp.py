@@ -74,4 +74,4 @@ class MlpHost(NormedHost):
     ) -> Tensor:
         """Linear map, BatchNorm, ReLU; see ``BlockHost.block``."""
         x = ops.dense(x, parameters[f"linear{index}.weight"])
-        return self.normalised(parameters, buffers, index, x, training)
+        return self.batch_norm(parameters, buffers, index, x, training)

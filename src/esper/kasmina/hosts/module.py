@@ -18,39 +18,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
-from esper.kasmina.hosts.host import HostDefaults, Tensors
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.hosts.host import Host, Tensors
+from esper.kasmina.slots import Grown, Slot, SlotSpec
 from esper.kasmina.stack import Field, Layout
 from esper.leyline.errors import UsageError, first_line
-
-Grown = Callable[[Tensor], Tensor]
-"""Maps the activation before a slot to the activation after it, with the seeds applied."""
 
 _LOCK = RLock()
 """Held while a module is built, because torch's generator is global, and while the template
 computes, because its slots then hold the seeds."""
 
 
-class Slot(nn.Module):
-    """Marks a place in a module where a seed can grow; the identity without seeds.
-
-    Args:
-        channels: channels of the activation, which is ``[B, C, H, W]`` (for convolutional
-            blueprints) or ``[B, C]`` (for fully connected ones).
-    """
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.channels = channels
-        self.grown: Grown | None = None
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The activation ``x``, changed by the seeds in this slot."""
-        return x if self.grown is None else self.grown(x)
-
-
 @dataclass(frozen=True)
-class ModuleHost(HostDefaults):
+class ModuleHost(Host):
     """Specification of stacked hosts whose forward pass is that of a module; see ``host.Host``.
 
     Every parameter that requires a gradient is trained. Other parameters and buffers change only
@@ -74,7 +53,7 @@ class ModuleHost(HostDefaults):
     @cached_property
     def template(self) -> nn.Module:
         """The module whose forward pass is used, with given parameters in place of its own."""
-        return self._built(0)
+        return self._new_module(0)
 
     @cached_property
     def _markers(self) -> dict[str, Slot]:
@@ -95,8 +74,8 @@ class ModuleHost(HostDefaults):
             )
         shapes = self._shapes()
         specs = [
-            self._spec(name, shape, (place + 1) / len(shapes))
-            for place, (name, shape) in enumerate(shapes)
+            self._spec(name, shape, (index + 1) / len(shapes))
+            for index, (name, shape) in enumerate(shapes)
         ]
         self._try_stacked()
         return tuple(specs)
@@ -109,21 +88,21 @@ class ModuleHost(HostDefaults):
 
     @cached_property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """See ``HostDefaults.feeding_names``.
+        """See ``Host.feeding_names``.
 
         The parameters on which a slot's activation depends and no earlier slot's does; if there are
         none, as behind a pool, those that feed the earlier slot.
         """
-        found: list[tuple[str, ...]] = []
+        groups: list[tuple[str, ...]] = []
         for depends in self._dependencies():
-            fresh = tuple(name for name in depends if not any(name in names for names in found))
-            found.append(fresh or (found[-1] if found else ()))
-        return tuple(found)
+            fresh = tuple(name for name in depends if not any(name in names for names in groups))
+            groups.append(fresh or (groups[-1] if groups else ()))
+        return tuple(groups)
 
     @cached_property
     def buffers(self) -> Layout:
         """See ``Host.buffers``."""
-        return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed(self.template)))
+        return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed_values(self.template)))
 
     @property
     def summary(self) -> str:
@@ -136,18 +115,18 @@ class ModuleHost(HostDefaults):
         Args:
             keys: seeds of torch's generator, one per module.
         """
-        modules = [self._built(key) for key in keys]
+        modules = [self._new_module(key) for key in keys]
         return (
             torch.stack([_row(module.named_parameters(), self.layout) for module in modules]),
-            torch.stack([_row(_fixed(module), self.buffers) for module in modules]),
+            torch.stack([_row(_fixed_values(module), self.buffers) for module in modules]),
         )
 
     def load(self, module: nn.Module, parameters: Tensors, buffers: Tensors) -> None:
         """Copy the parameters and buffers of one host, ``[*shape]`` each, into ``module``."""
-        own = dict(chain(module.named_parameters(), module.named_buffers()))
+        tensors = dict(chain(module.named_parameters(), module.named_buffers()))
         with torch.no_grad():
             for name, value in chain(parameters.items(), buffers.items()):
-                own[name].copy_(value)
+                tensors[name].copy_(value)
 
     def logits(
         self,
@@ -167,20 +146,20 @@ class ModuleHost(HostDefaults):
             grown: the seeds of all N hosts by slot index, as functions of ``[B, H, W, N, C]``.
         """
         # Copies, because batch norm writes to flattened buffers and the stores' rows are strided.
-        own = {
+        copies = {
             name: x.to(self._buffer_dtypes[name] or x.dtype, copy=True).contiguous()
             for name, x in buffers.items()
         }
         with self._growing(training, grown) as module:
 
-            def call(mine: Tensors, fixed: Tensors, x: Tensor) -> Tensor:
-                logits: Tensor = functional_call(module, (mine, fixed), (x,))
+            def call(mine: Tensors, module_buffers: Tensors, x: Tensor) -> Tensor:
+                logits: Tensor = functional_call(module, (mine, module_buffers), (x,))
                 return logits
 
-            logits: Tensor = torch.vmap(call)(parameters, own, images.permute(3, 0, 4, 1, 2))
+            logits: Tensor = torch.vmap(call)(parameters, copies, images.permute(3, 0, 4, 1, 2))
         if training:
             with torch.no_grad():
-                for name, x in own.items():
+                for name, x in copies.items():
                     buffers[name].copy_(x)
         return logits
 
@@ -201,10 +180,11 @@ class ModuleHost(HostDefaults):
     def _buffer_dtypes(self) -> dict[str, torch.dtype | None]:
         """The dtype of each buffer, or None if it holds floating-point numbers."""
         return {
-            name: None if x.is_floating_point() else x.dtype for name, x in _fixed(self.template)
+            name: None if x.is_floating_point() else x.dtype
+            for name, x in _fixed_values(self.template)
         }
 
-    def _built(self, key: int) -> nn.Module:
+    def _new_module(self, key: int) -> nn.Module:
         with _LOCK, torch.random.fork_rng(devices=[]):
             torch.manual_seed(key)
             try:
@@ -220,10 +200,10 @@ class ModuleHost(HostDefaults):
 
     def _shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Names of the slots in the order of the forward pass, with the shapes of their inputs."""
-        seen: list[tuple[str, tuple[int, ...]]] = []
+        shapes: list[tuple[str, tuple[int, ...]]] = []
 
         def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            seen.append((name, tuple(arguments[0].shape)))
+            shapes.append((name, tuple(arguments[0].shape)))
 
         hooks = [
             marker.register_forward_pre_hook(partial(note, name))
@@ -234,7 +214,7 @@ class ModuleHost(HostDefaults):
         try:
             with torch.no_grad():
                 images = torch.zeros(2, channels, height, width, dtype=example.dtype)
-                found = self.template.eval()(images)
+                logits = self.template.eval()(images)
         except Exception as error:
             raise self._fault(
                 f"rejects images {tuple(images.shape)} ({first_line(error)})"
@@ -242,34 +222,34 @@ class ModuleHost(HostDefaults):
         finally:
             for hook in hooks:
                 hook.remove()
-        if not isinstance(found, Tensor) or found.shape != (2, self.classes):
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(logits, Tensor) or logits.shape != (2, self.classes):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
             raise self._fault(f"returns {got} for 2 images; return logits {(2, self.classes)}")
-        names = [name for name, _ in seen]
+        names = [name for name, _ in shapes]
         for name in self._markers:
             if names.count(name) != 1:
                 raise self._fault(
                     f"calls the slot {name!r} {names.count(name)} times in a forward pass; "
                     "call every slot exactly once"
                 )
-        return seen
+        return shapes
 
     @torch.inference_mode(False)
     @torch.enable_grad()
     def _dependencies(self) -> list[list[str]]:
         """For each slot in use, the parameters on which its activation depends."""
-        seen: dict[str, Tensor] = {}
+        activations: dict[str, Tensor] = {}
 
         def note(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-            seen[name] = arguments[0]
+            activations[name] = arguments[0]
 
-        parameters, fixed = self.initial_values([0])
+        parameters, buffer_rows = self.initial_values([0])
         leaves = {
             n: x[0].clone().requires_grad_() for n, x in self.layout.views(parameters).items()
         }
         constants = {
             name: x[0].to(self._buffer_dtypes[name] or x.dtype)
-            for name, x in self.buffers.views(fixed).items()
+            for name, x in self.buffers.views(buffer_rows).items()
         }
         height, width, channels = self.image
         images = torch.zeros(2, channels, height, width, dtype=torch.float64)
@@ -283,7 +263,7 @@ class ModuleHost(HostDefaults):
             finally:
                 for hook in hooks:
                     hook.remove()
-        return [_connected(seen[slot.name], leaves) for slot in self.slots]
+        return [_sources(activations[slot.name], leaves) for slot in self.slots]
 
     def _spec(self, name: str, shape: tuple[int, ...], depth: float) -> SlotSpec:
         channels = self._markers[name].channels
@@ -315,7 +295,7 @@ class ModuleHost(HostDefaults):
         return UsageError(f"model: {type(self.template).__name__} {what}")
 
 
-def _fixed(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _fixed_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers and frozen parameters, which no gradient changes."""
     yield from module.named_buffers()
     yield from ((name, p) for name, p in module.named_parameters() if not p.requires_grad)
@@ -335,13 +315,13 @@ def _row(named: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def _connected(x: Tensor, leaves: Tensors) -> list[str]:
+def _sources(x: Tensor, leaves: Tensors) -> list[str]:
     """Names of the ``leaves`` from which ``x`` was computed."""
     if not x.requires_grad:
         return []
     every = list(leaves.values())
     gradients = torch.autograd.grad(x.sum(), every, retain_graph=True, allow_unused=True)
-    return [name for name, found in zip(leaves, gradients, strict=True) if found is not None]
+    return [name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None]
 
 
 class _AcrossHosts(torch.autograd.Function):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.hosts.host import HostDefaults, Instruction, Tensors, feeding_blocks
+from esper.kasmina.hosts.host import BlockHost, Instruction, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, Layout, ones, weight, zeros
 
@@ -22,7 +22,7 @@ initial predictions of the shared head are nearly uniform."""
 
 
 @dataclass(frozen=True)
-class TransformerHost(HostDefaults):
+class TransformerHost(BlockHost):
     """Specification of stacked transformers; see ``hosts.host.Host``.
 
     Attributes:
@@ -50,7 +50,7 @@ class TransformerHost(HostDefaults):
             raise ValueError(f"heads must be 0 or divide width {self.width}, got {self.heads}")
 
     @property
-    def image(self) -> tuple[int, int, int]:
+    def image(self) -> tuple[int, int, int]:  # type: ignore[override]  # nobody writes to it
         """Height, width and channels of a row of bytes."""
         return 1, self.context, 1
 
@@ -100,11 +100,11 @@ class TransformerHost(HostDefaults):
 
     @property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
-        """See ``HostDefaults.feeding_names``: all parameters of the layer."""
+        """See ``Host.feeding_names``: all parameters of the layer."""
         names = [field.name for field in self.layout.fields]
         return tuple(
             tuple(name for name in names if name.startswith((f"attention{i}.", f"perceptron{i}.")))
-            for i in feeding_blocks(self.program)
+            for i in self.feeding_blocks
         )
 
     @cached_property
@@ -127,25 +127,25 @@ class TransformerHost(HostDefaults):
         """The embedding of the bytes, or a layer; see ``BlockHost.block``."""
         if index == 0:
             positions = parameters["position.weight"].transpose(0, 1)
-            return ops.embedded(x[..., 0].long(), parameters["byte.weight"]) + positions
+            return ops.embedding(x[..., 0].long(), parameters["byte.weight"]) + positions
         if self.heads:
-            normalised = _normalised(parameters, f"attention{index}.norm", x)
-            joint = ops.dense(normalised, parameters[f"attention{index}.joint.weight"])
-            mixed = ops.causal_attention(joint, self.heads)
-            x = x + ops.dense(mixed, parameters[f"attention{index}.out.weight"])
-        normalised = _normalised(parameters, f"perceptron{index}.norm", x)
-        wide = F.gelu(ops.dense(normalised, parameters[f"perceptron{index}.widen.weight"]))
+            y = _norm(parameters, f"attention{index}.norm", x)
+            joint = ops.dense(y, parameters[f"attention{index}.joint.weight"])
+            values = ops.causal_attention(joint, self.heads)
+            x = x + ops.dense(values, parameters[f"attention{index}.out.weight"])
+        y = _norm(parameters, f"perceptron{index}.norm", x)
+        wide = F.gelu(ops.dense(y, parameters[f"perceptron{index}.widen.weight"]))
         return x + ops.dense(wide, parameters[f"perceptron{index}.narrow.weight"])
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """LayerNorm, then the transposed embedding, at every position; see ``BlockHost.head``."""
-        normalised = _normalised(parameters, "head.norm", x)
-        return ops.linear(normalised.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
+        y = _norm(parameters, "head.norm", x)
+        return ops.linear(y.flatten(0, 2).transpose(0, 1), parameters["byte.weight"])
 
 
 def _norm_fields(name: str, width: int) -> tuple[Field, Field]:
     return ones(f"{name}.weight", width), zeros(f"{name}.bias", width)
 
 
-def _normalised(parameters: Tensors, name: str, x: Tensor) -> Tensor:
+def _norm(parameters: Tensors, name: str, x: Tensor) -> Tensor:
     return ops.layer_norm(x, parameters[f"{name}.weight"], parameters[f"{name}.bias"])

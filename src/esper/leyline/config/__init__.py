@@ -1,22 +1,26 @@
 """The settings of a run: frozen dataclasses that define the command line and ``config.json``."""
 
-from esper.leyline.config.groups import (
-    ALGORITHMS,
-    Algorithm,
-    GymConfig,
-    ImpalaConfig,
-    LearnerConfig,
-    MachineConfig,
-    MethodConfig,
-    OutputConfig,
-    TrainConfig,
-    WorldConfig,
-    impala_of,
-    lag_of,
-)
-from esper.leyline.config.ranges import check
-from esper.leyline.config.reading import canonical, defaults_of, flatten, unflatten
-from esper.leyline.config.values import shown
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.leyline.config.groups import (
+        ALGORITHMS,
+        Algorithm,
+        GymConfig,
+        ImpalaConfig,
+        LearnerConfig,
+        MachineConfig,
+        MethodConfig,
+        OutputConfig,
+        TrainConfig,
+        WorldConfig,
+        impala_of,
+        lag_of,
+    )
+    from esper.leyline.config.ranges import check
+    from esper.leyline.config.reading import canonical, defaults_of, flatten, unflatten
+    from esper.leyline.config.values import shown
 
 __all__ = [
     "ALGORITHMS",
@@ -38,3 +42,14 @@ __all__ = [
     "shown",
     "unflatten",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """A setting's group or function, imported when it is used: growing needs the fields alone."""
+    if name not in __all__:
+        raise AttributeError(f"module 'esper.leyline.config' has no attribute {name!r}")
+    for home in ("values", "groups", "ranges", "reading"):
+        module = import_module(f"esper.leyline.config.{home}")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AssertionError(name)

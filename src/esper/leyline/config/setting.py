@@ -5,10 +5,14 @@ adds the rest. The command line, its help, JSON, range checks, suggestions and t
 runs are all derived from the field.
 """
 
+import ast
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 from esper.leyline.config.values import shown
@@ -60,6 +64,9 @@ class Setting:
         defaults: default per kind of run, where it differs from the default of the field.
         on_resume: whether its value may change when a run is resumed.
         positional: whether it is a positional argument on the command line.
+        flag: type of its flag where a command takes it from a function's options; None for none.
+        in_recipe: whether the function ``recipe`` of a user's file may give it.
+        meaning: its description, if that is not the docstring of the field.
     """
 
     within: Range | None = None
@@ -68,6 +75,9 @@ class Setting:
     defaults: Mapping[Run, Any] = field(default_factory=dict)
     on_resume: bool = False
     positional: bool = False
+    flag: Any = None
+    in_recipe: bool = False
+    meaning: str | None = None
 
 
 def setting(default: Any = MISSING, within: Range | None = None, **more: Any) -> Any:
@@ -97,6 +107,19 @@ def spellings(kind: type) -> dict[str, str]:
     """A map from the name and the aliases of each setting to its name."""
     settings = settings_of(kind).items()
     return {word: name for name, f in settings for word in (name, *about(f).aliases)}
+
+
+@cache
+def meanings(kind: type) -> Mapping[str, str]:
+    """The docstrings of the fields of a dataclass, by field name."""
+    texts: dict[str, str] = {}
+    for base in (base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)):
+        (tree,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(tree, ast.ClassDef)
+        for node, text in pairwise(tree.body):
+            if isinstance(node, ast.AnnAssign) and isinstance(text, ast.Expr):
+                texts[ast.unparse(node.target)] = " ".join(ast.literal_eval(text.value).split())
+    return texts
 
 
 _NAME = re.compile(r"\w[\w.+-]{0,59}")

@@ -13,9 +13,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.simic.evaluation.play import Outcome, Population
-from esper.simic.run.disk import replace_synced
 
 RESULTS_VERSION = 3
 """Raise it when training, measuring or a rule changes results: what was played before then no

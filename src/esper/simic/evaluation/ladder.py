@@ -25,9 +25,9 @@ from esper.simic.evaluation.play import Hosts, Outcome, Population, Rules, play,
 from esper.simic.evaluation.shipped_controls import ShippedControls, shipped_controls
 from esper.simic.evaluation.trials import variants_of
 from esper.simic.evaluation.without_looking import Recording, blind_twin, recorded, yoked
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.plans import NEVER, library
 
 RULE = "rule"

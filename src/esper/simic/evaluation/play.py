@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from esper.kasmina.transfer import CPU
 from esper.runtime.tasks import Task
-from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.plans import NEVER, PLACES, Plan, schedule, slot_at
 from esper.tolaria.precision import Precision

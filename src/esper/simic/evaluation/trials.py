@@ -6,10 +6,10 @@ from itertools import product
 import torch
 
 from esper.simic.evaluation.play import Population, tasks_of_groups
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.plans import SIZES, blueprint_of
-from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, last_decision
+from esper.tamiyo.baselines import Actor, blueprint_of
+from esper.tamiyo.plans import SIZES
+from esper.tamiyo.try_and_keep import RuleSettings, Trial, TryAndKeepActor
 from esper.tamiyo.try_in_turn import ORDERS, TryInTurnActor, Turns, turns_of
 
 
@@ -22,7 +22,7 @@ class TrialPlan:
         start: part of the episode after which it plants.
         keep: most seeds that it keeps.
         decision: part of the episode after which it prunes and fossilises, one slot a step; it
-            begins in time for all slots, see ``last_decision``.
+            begins in time for all slots, see ``RuleSettings``.
     """
 
     size: float
@@ -32,7 +32,7 @@ class TrialPlan:
 
     def decision_step(self, length: int, slots: int) -> int:
         """The first step of the decision in an episode of ``length`` steps."""
-        return max(1, min(round(self.decision * length), last_decision(length, slots)))
+        return RuleSettings(decision=self.decision).decision_step(length, slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,10 @@ def trial_actor(env: GrowthEnv) -> Actor:
 
 
 def _turns(env: GrowthEnv) -> Actor:
-    tasks, length = tasks_of_groups(env), env.config.episode_length
+    slots = [task.host.slots for task in tasks_of_groups(env)]
+    length = env.config.episode_length
     rows = [
-        turns_of(tasks, env.slot_count, length, p.size, p.start, p.patience, p.order) for p in TURNS
+        turns_of(slots, env.slot_count, length, p.size, p.start, p.patience, p.order) for p in TURNS
     ]
 
     def by_member(name: str) -> torch.Tensor:

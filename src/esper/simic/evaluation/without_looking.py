@@ -11,9 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
-from esper.tamiyo.baselines import without_learning
+from esper.tamiyo.baselines import Actor, without_learning
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HISTORY,
@@ -51,11 +50,11 @@ class BlindTwin:
         self.actor, self.donors = actor, donors
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self.actor.begin(environments, episode)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         host, slots = observation.host.clone(), observation.slots.clone()
         host[:, _SCORES] = host[self.donors][:, _SCORES]
         slots[..., _SIGNALS] = slots[self.donors][..., _SIGNALS]
@@ -78,12 +77,12 @@ class Recording:
         self.actions: list[Tensor] = []
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self.actions = []
         self.actor.begin(environments, episode)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         chosen = self.actor.act(observation, step)
         self.actions.append(chosen[0].clone())
         return chosen
@@ -101,10 +100,10 @@ class Yoked:
         self.actions, self.donors = actions, donors
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         return without_learning(self.actions[step][self.donors])
 
 

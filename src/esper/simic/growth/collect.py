@@ -1,26 +1,14 @@
 """Collecting whole episodes of N growth environments into a rollout."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor
 
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import Step
 from esper.simic.rollout import Rollout
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
-
-
-class Actor(Protocol):
-    """Chooses actions from observations, one step at a time."""
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """Prepare for an episode of the given environments."""
-        ...
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions int64 ``[N, heads]``, their log-probs ``[N]`` and the values ``[N]``."""
-        ...
 
 
 def collect(

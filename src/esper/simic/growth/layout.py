@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.rng import Purpose, random_bits
+from esper.kasmina.slots import SlotSpec
 from esper.runtime.tasks import Task
 from esper.simic.growth.rewards import utility
 from esper.simic.growth.step import GrowthConfig
@@ -71,6 +72,11 @@ class GrowthLayout:
     def current_tasks(self) -> list[Task]:
         """The task of each environment in this episode."""
         return [self.tasks[task] for task in self.task_numbers]
+
+    @property
+    def current_slots(self) -> list[tuple[SlotSpec, ...]]:
+        """The slots of each environment's host in this episode."""
+        return [task.host.slots for task in self.current_tasks]
 
     def utility(self, score: Tensor, added: Tensor) -> Tensor:
         """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""

@@ -20,7 +20,7 @@ from esper.tolaria import governor as governor_module
 from esper.tolaria import health
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import DivergenceDetector
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 
 def governor_limits(
@@ -128,7 +128,7 @@ def _tables(engine: Engine, kinds: Tensor) -> dict[str, Tensor]:
         "computing": _members(COMPUTING),
         "developing": _members(DEVELOPING),
         "prunable": _members(PRUNABLE),
-        "blended": _members(gates.BLENDED),
+        "blended": _members(gates.BLENDING_STAGES),
         "kinds": kinds,
         "parameters": engine.parameter_table,
         "tensor_counts": torch.tensor([slot.tensor_counts for slot in slots]),

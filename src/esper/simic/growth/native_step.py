@@ -12,15 +12,15 @@ from esper.native import library as native
 from esper.native.pointers import Pointers, address
 from esper.simic.growth.native_blocks import CALLS, Records, SignalsInBlocks, StateInBlocks
 from esper.simic.growth.native_spec import governor_limits, step_spec
-from esper.simic.growth.step_functions import ActionOutcome, Features, RowsAfterStep, TorchStep
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Progress
+from esper.tamiyo.step_functions import ActionOutcome, Features, RowsAfterStep, TorchStep
 from esper.tolaria import governor as governor_module
 from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.native import NativeBackend
-from esper.tolaria.engine import Engine, Measurement
+from esper.tolaria.engine import Engine
 from esper.tolaria.governor import DivergenceDetector
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES, Measurement
 
 _INT64, _FLOAT32, _BOOL = torch.int64, torch.float32, torch.bool
 

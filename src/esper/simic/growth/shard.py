@@ -20,15 +20,15 @@ from esper.leyline.stages import Stage
 from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
-from esper.simic.growth.step_functions import ActionOutcome
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
+from esper.tamiyo.step_functions import ActionOutcome
 from esper.tolaria.backends import Backend, EpochResult, Scores
 from esper.tolaria.bank import DataBank
-from esper.tolaria.engine import Engine, Measurement, Rows
+from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.loss_scales import LossScales
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES, Measurement
 
 TWIN_STREAM = 1 << 30
 """First identity of a twin, above the identities of all environments."""

@@ -9,6 +9,7 @@ import torch
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.offline import ImitationConfig
+from esper.leyline.disk import sync
 from esper.leyline.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
@@ -25,7 +26,6 @@ from esper.simic.offline.batches import EpisodeLoader, shuffled
 from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
 from esper.simic.run.checkpoint import save
-from esper.simic.run.disk import sync
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import esper
+from esper.leyline.disk import replace_synced, sync
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.leyline.records import (
@@ -16,7 +17,6 @@ from esper.leyline.records import (
     sealed_record,
 )
 from esper.simic.records.record_columns import RoundRecord, current_layout, record_table
-from esper.simic.run.disk import replace_synced, sync
 
 
 class RecordWriter:

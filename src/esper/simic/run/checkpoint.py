@@ -23,11 +23,11 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
+from esper.leyline.disk import read_regular, sync, write_synced
 from esper.leyline.errors import first_line
 from esper.leyline.notices import notice
 from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
-from esper.simic.run.disk import read_regular, sync, write_synced
 from esper.simic.run.identity import Identity
 from esper.simic.run.unusable_run import UnusableRun
 

@@ -5,8 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+from esper.leyline.disk import sync
 from esper.leyline.events.parts import Part, parts_of, read_text, superseded_parts
-from esper.simic.run.disk import sync
 
 
 def events_length(run: Path) -> int:

@@ -19,10 +19,10 @@ import torch
 
 import esper
 from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.disk import replace_synced, sync
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
-from esper.simic.run.disk import replace_synced, sync
 from esper.simic.run.event_lines import cut_events, events_length
 from esper.simic.run.identity import switches_on
 from esper.simic.run.unusable_run import UnusableRun

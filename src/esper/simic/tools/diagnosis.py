@@ -17,13 +17,14 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
 from esper.simic.growth.agent import growth_agent
-from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
-from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends import Scores
 from esper.tolaria.precision import Precision
 
@@ -99,11 +100,11 @@ class SharedStreams:
         self.actor, self.group_size = actor, group_size
 
     def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``simic.growth.collect.Actor.begin``."""
+        """See ``baselines.Actor.begin``."""
         self.actor.begin(environments % self.group_size, episode)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``simic.growth.collect.Actor.act``."""
+        """See ``baselines.Actor.act``."""
         return self.actor.act(observation, step)
 
 

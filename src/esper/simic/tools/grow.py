@@ -1,6 +1,7 @@
 """Growing a single new host with a trained policy, and exporting it."""
 
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from esper.leyline.events import POINTS
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES, Task
-from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
@@ -32,6 +33,7 @@ from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import recorded_episodes, stored_config
 from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.training.setup import build_agent, control
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends import Scores
@@ -178,6 +180,30 @@ class GrowingPolicy:
         return agent
 
 
+def learned_actor(name: str, seed: int, warn: Callable[[str], None]) -> Actor:
+    """The actor of a trained policy, for a module of the user's own.
+
+    Args:
+        name: a trained policy in the box, or the directory of a run.
+        seed: seed of its draws.
+        warn: told that it was trained on other hosts.
+
+    Raises:
+        UsageError: there is no such policy, or its checkpoint does not fit this version.
+    """
+    if learned_path(name) is None and not is_run_directory(name):
+        raise UsageError(
+            f"policy: {name!r} is neither one of {', '.join(cards())} nor a run directory; "
+            + suggestion(name, cards(), "`esper policies` describes them")
+        )
+    policy = GrowingPolicy.named(name)
+    tasks = ", ".join(policy.settings.world.task)
+    warn(f"policy {name} was trained on {tasks}; on a module of your own it is untested")
+    agent = policy.agent(seed)
+    agent.greedy = policy.greedy_by_default
+    return agent
+
+
 def _about_policy(error: UsageError) -> UsageError:
     text = error.reason if isinstance(error, UnusableRun) else str(error)
     advice = "give another run"
@@ -215,7 +241,7 @@ class Grown:
     logits: Tensor
 
 
-def grow(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False) -> Grown:
+def grow_on_task(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool = False) -> Grown:
     """Grow one newly initialised host of ``task`` through one episode.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.events import DecisionsMade, Event, nested_numbers, numbers
 from esper.simic.actor import PolicyActor
-from esper.simic.growth.collect import Actor
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation

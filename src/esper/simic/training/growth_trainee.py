@@ -14,7 +14,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
-from esper.simic.growth.collect import Actor, collect
+from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step
@@ -27,6 +27,7 @@ from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_agent, build_environment, control, resolved
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.warm_start import initial_parts
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision
 

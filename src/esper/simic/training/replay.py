@@ -9,12 +9,12 @@ import torch
 
 from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, impala_of, unflatten
+from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.run.disk import replace_synced
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.recurrent import FlatObservation
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import TrainConfig, flatten
+from esper.leyline.disk import sync
 from esper.leyline.events import (
     AnalyticsSnapshot,
     CheckpointSaved,
@@ -25,7 +26,6 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import save
-from esper.simic.run.disk import sync
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector

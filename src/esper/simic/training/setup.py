@@ -19,21 +19,21 @@ from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
 from esper.simic.compiled import resolve_mode
 from esper.simic.growth.agent import growth_agent
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
-from esper.tamiyo.baselines import NeverActor, RandomActor
+from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.rule import RuleActor
+from esper.tamiyo.random_actor import RandomActor
+from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
 from esper.tolaria.memory import stored_bytes
-from esper.tolaria.precision import disabled, resolve_precision
+from esper.tolaria.precision import amp_disabled, resolve_precision
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
@@ -221,7 +221,7 @@ def half_precision(name: str, device: torch.device, setting: str) -> torch.dtype
     Raises:
         UsageError: the device does not have this dtype.
     """
-    if disabled():
+    if amp_disabled():
         return None
     precision = resolve_precision(True, device, name, "torch")
     if precision.reason is not None:
@@ -280,7 +280,7 @@ def control(policy: str, environment: GrowthEnv) -> Actor:
         return HeuristicActor(environment.config.episode_length)
     if policy == "rule":
         config = environment.config
-        return RuleActor(lambda: environment.current_tasks, config.episode_length, config.max_seeds)
+        return RuleActor(lambda: environment.current_slots, config.episode_length, config.max_seeds)
     if policy == "random":
         return RandomActor(environment.config.seed)
     if policy == "schedule":

@@ -14,7 +14,6 @@ from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import latest_identity, load_latest
@@ -42,6 +41,7 @@ from esper.simic.training.session import Session
 from esper.simic.training.setup import resolve_devices
 from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
+from esper.tamiyo.baselines import Actor
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 HISTORY = 5
 """Number of previous steps whose validation scores are in the observation."""
@@ -346,6 +346,25 @@ def log_size(host_parameters: int) -> float:
 def log_price(rent: Tensor) -> Tensor:
     """The host feature ``log_rent``: logarithm of the rent relative to 0.05, float32 ``[N]``."""
     return (rent.float().clamp(min=MIN_RENT) / USUAL_RENT).log()
+
+
+def utility(
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float | Tensor
+) -> Tensor:
+    """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
+
+    Args:
+        score: expected accuracy in [0, 1].
+        added: parameters of the seeds that count.
+        host_parameters: parameters of the host alone.
+        rent: price of parameters; doubling the host costs ``rent ln 2`` of expected accuracy.
+    """
+    return score - rent * growth(score, added, host_parameters)
+
+
+def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
+    """``ln(1 + added / host_parameters)`` in the dtype of ``score``."""
+    return (added.to(score.dtype) / host_parameters).log1p()
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:

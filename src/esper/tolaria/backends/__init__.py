@@ -1,6 +1,5 @@
 """Interface of the backends, which train and validate N hosts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +9,7 @@ from esper.kasmina.stack import Stack
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, Variant
+from esper.tolaria.results import EpochResult, Scores
 
 __all__ = ["Backend", "EpochResult", "HeldBack", "Optimisation", "Scores", "Variant"]
 
@@ -60,91 +60,6 @@ class HeldBack:
         if len(self.images) == 1:
             return self.images[0][:, :, :, None], self.labels
         return self.images[self.dataset].permute(1, 2, 3, 0, 4), self.labels[self.dataset]
-
-
-@dataclass(slots=True)
-class EpochResult:
-    """Measurements of an epoch of training.
-
-    Attributes:
-        loss: mean cross-entropy, nats, ``[N]``.
-        accuracy: fraction of correct training predictions, ``[N]``.
-        host_gradient_norm: gradient norm in the last minibatch before clipping, ``[N]``. With loss
-            scaling, in the last minibatch without overflow; NaN where all overflowed.
-        seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
-        seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
-        slots: ``SLOT_MEASURES`` of the last minibatch in slots where no seed was computed, ``[N, S,
-            len(SLOT_MEASURES)]``; NaN elsewhere. Not finite where that minibatch overflowed.
-        unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
-            scale can still be reduced, bool ``[N]``; it does not count as divergence. None without
-            scaling.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
-    host_gradient_norm: Tensor
-    seed_gradient_norm: Tensor
-    seed_tensor_norms: list[Tensor]
-    slots: Tensor
-    unmeasured: Tensor | None = None
-
-    def map(self, function: Callable[..., Tensor], *others: "EpochResult") -> "EpochResult":
-        """Apply ``function`` to each measurement together with the same measurements of ``others``.
-
-        The result has no ``unmeasured``.
-        """
-        parts = [
-            (
-                r.loss,
-                r.accuracy,
-                r.host_gradient_norm,
-                r.seed_gradient_norm,
-                r.slots,
-                *r.seed_tensor_norms,
-            )
-            for r in (self, *others)
-        ]
-        mapped = (function(*x) for x in zip(*parts, strict=True))
-        loss, accuracy, host, seed, slots, *tensors = mapped
-        return EpochResult(loss, accuracy, host, seed, tensors, slots)
-
-    def forget(self, rows: Tensor) -> None:
-        """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
-        nan = float("nan")
-        self.loss, self.accuracy, self.host_gradient_norm = (
-            part.masked_fill(rows, nan)
-            for part in (self.loss, self.accuracy, self.host_gradient_norm)
-        )
-        self.seed_gradient_norm = self.seed_gradient_norm.masked_fill(rows[:, None], nan)
-        self.seed_tensor_norms = [
-            norms.masked_fill(rows[:, None], nan) for norms in self.seed_tensor_norms
-        ]
-        self.slots = self.slots.masked_fill(rows[:, None, None], nan)
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Validation scores of each row, ``[R]``.
-
-    Attributes:
-        loss: mean cross-entropy, nats.
-        accuracy: fraction of images whose most probable class is the true one.
-        expected: expected accuracy, the mean probability of the true class.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
-    expected: Tensor
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
-        """The scores with ``function`` applied to each tensor."""
-        return Scores(function(self.loss), function(self.accuracy), function(self.expected))
-
-    def put(self, rows: Tensor, other: "Scores") -> None:
-        """Overwrite ``rows``, int64 ``[M]``, in place with ``other``, ``[M]``."""
-        self.loss[rows] = other.loss
-        self.accuracy[rows] = other.accuracy
-        self.expected[rows] = other.expected
 
 
 class Backend(Protocol):

@@ -9,11 +9,10 @@ from esper.kasmina.hosts.host import Tensors
 from esper.kasmina.hosts.module import ModuleHost
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Plan
-from esper.tolaria.precision import Precision
 from esper.tolaria.slot_measures import Watch
 
-_RESUMED = 1
-"""Key of ``kept`` for the images of all environments, from which every variant starts."""
+_IMAGES = 1
+"""Key of ``inputs`` for the images of all environments, from which every variant starts."""
 
 
 class FunctionalBackend(TorchBackend):
@@ -29,11 +28,8 @@ class FunctionalBackend(TorchBackend):
 
     host: ModuleHost
 
-    def __init__(self, host: ModuleHost, precision: Precision):
-        super().__init__(host, precision)
-
     def _resumption(self, slot: int) -> int:
-        return _RESUMED
+        return _IMAGES
 
     def _forward(
         self,
@@ -46,13 +42,13 @@ class FunctionalBackend(TorchBackend):
         training: bool,
         start: int = 0,
         keep: Sequence[int] = (),
-        kept: dict[int, Tensor] | None = None,
+        inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         rows = len(next(iter(parameters.values())))
         x = x.expand(-1, -1, -1, rows, -1)
-        if kept is not None:
-            kept[_RESUMED] = x
+        if inputs is not None:
+            inputs[_IMAGES] = x
         grown: dict[int, Callable[[Tensor], Tensor]] = {
             s: partial(self._at_slot, s, calls, seeds, watch)
             for s, slot_plan in enumerate(calls)

@@ -47,8 +47,8 @@ class MixedBackend:
             batches = replace(minibatches, group=group)
             results.append(backend.train_epoch(part, seeds.of_rows(rows), batches, rates))
             rows_done.append(rows)
-            for store, trained in zip(stack.stores(), part.stores(), strict=True):
-                store[rows] = trained
+            for store, rows_after in zip(stack.stores(), part.stores(), strict=True):
+                store[rows] = rows_after
         order = torch.cat(rows_done).argsort()
         return results[0].map(lambda *parts: torch.cat(parts)[order], *results[1:])
 
@@ -66,17 +66,17 @@ class MixedBackend:
             acting = acting.index_add(0, variant.rows, (variant.alpha > 0).long())
         foreign = self._foreign(seeds, acting > 0)
         stack_rows = torch.arange(len(foreign)) if rows is None else rows
-        found = _empty(len(foreign), stack.host.dtype)
+        host_scores = _empty(len(foreign), stack.host.dtype)
         variant_scores = [_empty(len(variant.rows), stack.host.dtype) for variant in variants]
         for backend, own_rows in self._parts(foreign):
             if len(own_rows) == len(foreign):
                 return backend.evaluate(stack, seeds, held_back, variants, rows)
-            place = torch.full_like(stack_rows, -1)
-            place[own_rows] = torch.arange(len(own_rows))
+            position = torch.full_like(stack_rows, -1)
+            position[own_rows] = torch.arange(len(own_rows))
             parts = [
-                (whole, keep, Variant(one.start, place[one.rows[keep]], one.alpha[keep]))
-                for whole, one in zip(variant_scores, variants, strict=True)
-                if len(keep := (place[one.rows] >= 0).nonzero()[:, 0])
+                (total, keep, Variant(one.start, position[one.rows[keep]], one.alpha[keep]))
+                for total, one in zip(variant_scores, variants, strict=True)
+                if len(keep := (position[one.rows] >= 0).nonzero()[:, 0])
             ]
             data = replace(held_back, dataset=held_back.dataset[own_rows])
             scores, others = backend.evaluate(
@@ -86,10 +86,10 @@ class MixedBackend:
                 [part for *_, part in parts],
                 stack_rows[own_rows],
             )
-            found.put(own_rows, scores)
-            for (whole, keep, _), other in zip(parts, others, strict=True):
-                whole.put(keep, other)
-        return found, variant_scores
+            host_scores.put(own_rows, scores)
+            for (total, keep, _), part_scores in zip(parts, others, strict=True):
+                total.put(keep, part_scores)
+        return host_scores, variant_scores
 
     def _foreign(self, seeds: Seeds, computed: Tensor) -> Tensor:
         """Rows that compute a seed unknown to the library, bool ``[R]``."""

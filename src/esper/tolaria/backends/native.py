@@ -19,7 +19,7 @@ from esper.native.structures import Struct, definitions
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
-from esper.tolaria.slot_measures import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 CALLS = definitions("hosts")
 KINDS = CALLS.enums["Kind"]
@@ -149,7 +149,7 @@ class NativeBackend:
         )
         alpha = torch.cat([seeds.alpha[:0], *(v.alpha for v in variants)])
         scores = torch.empty(count, 3, dtype=self.dtype)
-        others = torch.empty(len(of_row), 3, dtype=self.dtype)
+        variant_scores = torch.empty(len(of_row), 3, dtype=self.dtype)
         at = Pointers()
         call = CALLS.EvaluateCall(
             rows=count,
@@ -169,17 +169,17 @@ class NativeBackend:
             start=at.to(starts[order]),
             variant_alpha=at.to(alpha[order], self.dtype),
             scores=at.into(scores),
-            variant_scores=at.into(others),
+            variant_scores=at.into(variant_scores),
         )
         with self.lock:
             self._evaluate(self.network.address, call)
-        unsorted = torch.empty_like(others)
-        unsorted[order] = others
-        parts = unsorted.split([len(v.rows) for v in variants]) if variants else []
+        in_order = torch.empty_like(variant_scores)
+        in_order[order] = variant_scores
+        parts = in_order.split([len(v.rows) for v in variants]) if variants else []
         return _scores(scores), [_scores(part) for part in parts]
 
-    def _seeds(self, seeds: Seeds, wanted: Tensor, at: Pointers) -> dict[str, int]:
-        kind = torch.where(wanted, self.kind_of[seeds.blueprint], -1)
+    def _seeds(self, seeds: Seeds, computing: Tensor, at: Pointers) -> dict[str, int]:
+        kind = torch.where(computing, self.kind_of[seeds.blueprint], -1)
         return {
             "kind": at.to(kind, torch.int32),
             "form": at.to(seeds.form, torch.int32),
@@ -192,19 +192,19 @@ class NativeBackend:
         The result is cached, because held-back sets do not change.
         """
         images = held_back.images
-        cached = self.packed.get(images.data_ptr())
-        if cached is not None and cached[0] is images:
-            return cached[1]
+        entry = self.packed.get(images.data_ptr())
+        if entry is not None and entry[0] is images:
+            return entry[1]
         sets, count = images.shape[:2]
         chunks = -(-count // self.lanes)
         padded = images.new_zeros(sets, chunks * self.lanes, *images.shape[2:])
         padded[:, :count] = images
         numbers = padded.view(sets, chunks, self.lanes, *images.shape[2:])
         if isinstance(self.host, CnnHost):
-            ordered = numbers.permute(0, 1, 5, 3, 4, 2)
+            numbers_by_channel = numbers.permute(0, 1, 5, 3, 4, 2)
         else:
-            ordered = numbers.permute(0, 1, 3, 4, 5, 2)
-        packed = ordered.to(self.dtype).contiguous()
+            numbers_by_channel = numbers.permute(0, 1, 3, 4, 5, 2)
+        packed = numbers_by_channel.to(self.dtype).contiguous()
         self.packed[images.data_ptr()] = images, packed
         return packed
 
@@ -217,16 +217,16 @@ class NativeBackend:
 
     def _check_layout(self) -> None:
         """Assert that Python and C++ agree on the layout of the stores."""
-        found = (c_int32 * 2)()
+        sizes_there = (c_int32 * 2)()
         name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
         sizes = function(name, c_void_p, c_int, c_int, POINTER(c_int32))
-        sizes(self.network.address, -1, 0, found)
-        assert list(found) == [self.host.layout.size, self.host.buffers.size]
+        sizes(self.network.address, -1, 0, sizes_there)
+        assert list(sizes_there) == [self.host.layout.size, self.host.buffers.size]
         for s, slot in enumerate(self.host.slots):
             for kind in (kind for kind in slot.kinds if self.kind_of[kind] >= 0):
-                sizes(self.network.address, s, int(self.kind_of[kind]), found)
+                sizes(self.network.address, s, int(self.kind_of[kind]), sizes_there)
                 layout = slot.layouts[kind]
-                assert list(found) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
+                assert list(sizes_there) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
 def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:

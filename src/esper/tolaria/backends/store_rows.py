@@ -8,26 +8,9 @@ from torch import Tensor
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import AdamState, Stack
 from esper.tolaria.backends import Optimisation
-from esper.tolaria.optim import adamw_, clip_scale, sgd_
+from esper.tolaria.optim import clip_scale, update_
 from esper.tolaria.plan import SlotPlan
 from esper.tolaria.tuning import LAST, by_parameter, relative_rates
-
-
-def _update(
-    parameters: Tensor,
-    gradient: Tensor,
-    state: AdamState,
-    rate: Tensor,
-    weight_decay: float,
-    optimisation: Optimisation,
-    active: Tensor | None = None,
-) -> None:
-    """One step of SGD if ``optimisation`` has a momentum, otherwise of AdamW."""
-    if optimisation.momentum is None:
-        adamw_(parameters, gradient, state, rate, weight_decay, active)
-    else:
-        momentum = optimisation.momentum
-        sgd_(parameters, gradient, state, rate, weight_decay, momentum, active)
 
 
 class StoreRows:
@@ -72,17 +55,17 @@ class StoreRows:
             self.gradient = torch.where(self.finite[:, None], gradient, self.gradient)
             active = self.finite if active is None else active & self.finite
         _, factor = clip_scale(gradient, self.optimisation.max_gradient_norm)
-        _update(
+        update_(
             self.store,
             gradient * factor[:, None],
             self.optimizer,
             self.rate,
             self.weight_decay,
-            self.optimisation,
+            self.optimisation.momentum,
             active,
         )
 
-    def overflowed(self) -> Tensor:
+    def overflow(self) -> Tensor:
         """Rows whose last minibatch was skipped, bool ``[M]``."""
         return ~self.finite
 
@@ -158,8 +141,8 @@ def in_any(stores: Sequence[StoreRows], where: Callable[[StoreRows], Tensor]) ->
 
     The first of ``stores`` holds the hosts.
     """
-    hosts, *others = stores
-    found = where(hosts)
-    for rows in others:
-        found[rows.rows] |= where(rows)
-    return found
+    hosts, *seed_stores = stores
+    environments = where(hosts)
+    for rows in seed_stores:
+        environments[rows.rows] |= where(rows)
+    return environments

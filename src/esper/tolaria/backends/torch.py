@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina import blueprints, ops
+from esper.kasmina import blueprints
+from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
@@ -19,9 +20,10 @@ from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, 
 from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.minibatches import Minibatches
-from esper.tolaria.plan import Form, Group, Plan, Seeds, SlotPlan, plan
+from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import Precision
-from esper.tolaria.slot_measures import SLOT_MEASURES, Watch, slot_measures
+from esper.tolaria.results import SLOT_MEASURES
+from esper.tolaria.slot_measures import Watch, slot_measures
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
@@ -90,7 +92,7 @@ class TorchBackend:
             losses.append(loss.detach())
             hits.append((logits.detach().argmax(-1) == labels).to(loss.dtype).mean(1))
             if scales is not None:
-                scales.adjust(in_any(all_stores, StoreRows.overflowed), losses[-1])
+                scales.adjust(in_any(all_stores, StoreRows.overflow), losses[-1])
         for rows in seed_stores.values():
             rows.write_back(stack)
         result = self._result(torch.stack(losses), torch.stack(hits), hosts, seed_stores, slots)
@@ -166,19 +168,19 @@ class TorchBackend:
         )
         for batch, drawn_labels in batches:
             batch_labels = drawn_labels.flatten(1)
-            kept: dict[int, Tensor] = {}
+            inputs: dict[int, Tensor] = {}
             x = batch.contiguous()
             with self.precision.autocast():
-                logits = self._forward(*complete, x, training=False, keep=starts, kept=kept)
+                logits = self._forward(*complete, x, training=False, keep=starts, inputs=inputs)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
             ):
-                resumed = kept[start].index_select(3, variant.rows)
+                resumption = inputs[start].index_select(3, variant.rows)
                 with self.precision.autocast():
-                    logits = self._forward(*reading, resumed, training=False, start=start)
-                own = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
-                total.add(logits, own)
+                    logits = self._forward(*reading, resumption, training=False, start=start)
+                truth = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
+                total.add(logits, truth)
         scores = [total.scores() for total in totals]
         return scores[0], scores[1:]
 
@@ -224,28 +226,23 @@ class TorchBackend:
         training: bool,
         start: int = 0,
         keep: Sequence[int] = (),
-        kept: dict[int, Tensor] | None = None,
+        inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of the
-        instructions in ``keep`` are stored in ``kept``, the activations at the slots in ``watch``.
+        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of
+        the instructions in ``keep`` are stored in ``inputs``, the activations at the slots in
+        ``watch``.
         """
         host = cast(BlockHost, self.host)
-        for position, (kind, index) in enumerate(host.program[start:], start):
-            if kept is not None and position in keep:
-                kept[position] = x
-            if kind == "input":
-                x = host.enter(x)
-            elif kind == "block":
-                x = host.block(parameters, buffers, index, x, training)
-            elif kind == "pool":
-                x = ops.max_pool(x)
-            elif kind == "slot":
-                x = self._at_slot(index, calls, seeds, watch, x)
+        for position, instruction in enumerate(host.program[start:], start):
+            if inputs is not None and position in keep:
+                inputs[position] = x
+            if instruction.kind == "slot":
+                x = self._at_slot(instruction.number, calls, seeds, watch, x)
             else:
-                x = host.head(parameters, x)
+                x = host.compute(instruction, parameters, buffers, x, training)
         return x
 
     def _at_slot(
@@ -293,29 +290,9 @@ def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
 
 
 def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor) -> Tensor:
-    """The term that seeds of one kind add to their ``x [B, H, W, M, C]`` at alpha 1.
-
-    ``parameters`` are as returned by ``seed_views``.
-    """
-    f = blueprints.build(kind, slot.channels, slot.family).forward(parameters, x)
-    if form is Form.MULTIPLY:
-        return x * f.tanh()
-    if form is Form.GATE:
-        return _gate_values(slot, parameters, x) * f
-    return f
-
-
-def _gate_values(slot: SlotSpec, p: Tensors, x: Tensor) -> Tensor:
-    """The gate of each image and seed, in (0, 1), ``[B, 1, 1, M, 1]``.
-
-    In a sequence every position has its own gate, ``[B, H, W, M, 1]``: a mean over positions would
-    leak future bytes into earlier positions.
-    """
-    if slot.family == "sequence":
-        wide = F.relu(ops.dense(x, p["gate.hidden.weight"], p["gate.hidden.bias"]))
-        return ops.dense(wide, p["gate.out.weight"], p["gate.out.bias"]).sigmoid()
-    hidden = F.relu(ops.linear(ops.mean_pool(x), p["gate.hidden.weight"], p["gate.hidden.bias"]))
-    return ops.per_pixel(ops.linear(hidden, p["gate.out.weight"], p["gate.out.bias"]).sigmoid())
+    """``blueprints.branch`` of seeds of one kind; ``parameters`` as returned by ``seed_views``."""
+    forward = blueprints.build(kind, slot.channels, slot.family).forward
+    return blueprints.branch(forward, form, slot.family, parameters, x)
 
 
 class _Take(torch.autograd.Function):
@@ -330,8 +307,8 @@ class _Take(torch.autograd.Function):
         """One tensor ``[B, H, W, m, C]`` per group."""
         ctx.groups, ctx.shape = groups, x.shape
         parts = tuple(x.index_select(3, group.rows) for group in groups)
-        isolated = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
-        ctx.mark_non_differentiable(*isolated)
+        constants = [p for p, group in zip(parts, groups, strict=True) if group.isolated]
+        ctx.mark_non_differentiable(*constants)
         return parts
 
     @staticmethod

@@ -13,7 +13,7 @@ import torch
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
-from esper.tolaria.backends import HeldBack, Optimisation
+from esper.tolaria.backends import HeldBack, Optimisation, Variant
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
@@ -55,19 +55,45 @@ def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch
     Raises:
         RuntimeError: an operation fails in this precision.
     """
-    seeds = _every_seed(host, device)
-    rows, slots = seeds.alpha.shape
+    run_once(host, precision, _every_seed(host, device), dtype, _BATCH, _BATCH, [])
+
+
+def run_once(
+    host: Host,
+    precision: Precision,
+    seeds: Seeds,
+    dtype: torch.dtype,
+    batch_size: int,
+    evaluation_batch: int,
+    variants: list[Variant],
+) -> None:
+    """Train hosts with ``seeds`` on one minibatch of zeros, and score them and their variants.
+
+    Args:
+        host: host of the stack.
+        precision: precision of the arithmetic.
+        seeds: the seeds of each row, on the device to compute on.
+        dtype: dtype of parameters and data.
+        batch_size: images of the minibatch.
+        evaluation_batch: images to score on.
+        variants: hosts to score again.
+    """
+    (rows, slots), device = seeds.alpha.shape, seeds.alpha.device
     widths = [slot.width for slot in host.slots]
     stack = Stack.allocate(rows, host.layout.size, host.buffers.size, widths, dtype, device)
-    images = torch.zeros(_BATCH, *host.image, dtype=dtype, device=device)
-    labels = torch.zeros(_BATCH, *host.label_shape, dtype=torch.long, device=device)
-    drawn = torch.arange(_BATCH, device=device).expand(rows, 1, -1)
-    rate = torch.zeros(rows, slots + 1, dtype=dtype, device=device)
     backend = torch_backend(host, precision)
+    rate = torch.zeros(rows, slots + 1, dtype=dtype, device=device)
     optimisation = Optimisation(rate[:, 0], rate[:, 1:], weight_decay=0.0, max_gradient_norm=1.0)
-    backend.train_epoch(stack, seeds, Minibatches(images, labels, drawn), optimisation)
+
+    def data(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = torch.zeros(count, *host.label_shape, dtype=torch.long, device=device)
+        return torch.zeros(count, *host.image, dtype=dtype, device=device), labels
+
+    samples = torch.arange(batch_size, device=device).expand(rows, 1, -1)
+    backend.train_epoch(stack, seeds, Minibatches(*data(batch_size), samples), optimisation)
+    images, labels = data(evaluation_batch)
     dataset = torch.zeros(rows, dtype=torch.long, device=device)
-    backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), [])
+    backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), variants)
 
 
 def _every_seed(host: Host, device: torch.device) -> Seeds:

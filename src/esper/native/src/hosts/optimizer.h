@@ -46,7 +46,7 @@ struct Update {
 };
 
 // Loshchilov and Hutter (2019), algorithm 2.
-// Twin of tolaria.optim.adamw_.
+// Twin of tolaria.optim._adamw.
 template <class T>
 void adamw(const Update<T>& update, const T* __restrict gradient, T* __restrict parameters,
            T* __restrict first, T* __restrict second, ptrdiff_t count) {
@@ -65,7 +65,7 @@ void adamw(const Update<T>& update, const T* __restrict gradient, T* __restrict 
 }
 
 // SGD with its momentum buffer in `first`; weight decay is added to the gradient.
-// Twin of tolaria.optim.sgd_.
+// Twin of tolaria.optim._sgd.
 template <class T>
 void sgd(const Update<T>& update, const T* __restrict gradient, T* __restrict parameters,
          T* __restrict first, ptrdiff_t count) {

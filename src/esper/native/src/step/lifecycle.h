@@ -16,7 +16,7 @@ inline void enter(Seed& seed, int64_t stage) {
   seed.stage = stage;
 }
 
-// Twin of kasmina.lifecycle._stopped.
+// Twin of kasmina.lifecycle._at_rest.
 inline void stop(const StepSpec& spec, Seed& seed) {
   seed.alpha = 0;
   seed.ramp_mode = spec.mode.hold;

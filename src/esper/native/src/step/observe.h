@@ -144,7 +144,7 @@ inline void critic_features(const StepSpec& spec, const ObserveCall& call, int64
   critic.put(1.0f);
 }
 
-// Twin of simic.growth.step_functions.TorchStep.observe.
+// Twin of tamiyo.step_functions.TorchStep.observe.
 inline void observe(const StepSpec& spec, const ObserveCall& call) {
   for (int64_t n = 0; n < spec.environments; ++n) {
     host_features(spec, call, n, {call.host + n * spec.host_width, spec.host_width});

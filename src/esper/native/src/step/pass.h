@@ -37,7 +37,7 @@ inline void pass_slot(const StepSpec& spec, const PassCall& call, int64_t n, int
   store(spec.living[seed.stage] ? now : kNothingMeasured, call.signals, size, place);
 }
 
-// Twin of simic.growth.step_functions.TorchStep.advance_lifecycle.
+// Twin of tamiyo.step_functions.TorchStep.advance_lifecycle.
 inline void advance_lifecycle(const StepSpec& spec, const PassCall& call) {
   const int64_t slots = spec.slots, size = spec.rows * slots;
   for (int64_t n = 0; n < spec.rows; ++n) {

@@ -6,12 +6,12 @@ from esper.simic.growth.rewards.returns import (
     SCORE_WINDOW,
     paired_reward,
     terminal_reward,
-    utility,
     utility_reward,
 )
 from esper.simic.growth.rewards.shaped import shaped_reward
 from esper.simic.growth.rewards.shaping import stage_potential, stage_shaping
 from esper.simic.growth.rewards.simple import basic_reward, simplified_reward, sparse_reward
+from esper.tamiyo.policy.features import utility
 
 REWARDS: dict[str, RewardFunction] = {
     "terminal": terminal_reward,

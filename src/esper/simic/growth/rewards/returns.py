@@ -4,29 +4,11 @@ import torch
 from torch import Tensor
 
 from esper.simic.growth.rewards.inputs import RewardInputs
+from esper.tamiyo.policy.features import utility
 
 REWARD_SCALE = 10.0
 SCORE_WINDOW = 3
 """Steps over which the score is averaged."""
-
-
-def utility(
-    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float | Tensor
-) -> Tensor:
-    """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
-
-    Args:
-        score: expected accuracy in [0, 1].
-        added: parameters of the seeds that count.
-        host_parameters: parameters of the host alone.
-        rent: price of parameters; doubling the host costs ``rent ln 2`` of expected accuracy.
-    """
-    return score - rent * growth(score, added, host_parameters)
-
-
-def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
-    """``ln(1 + added / host_parameters)`` in the dtype of ``score``."""
-    return (added.to(score.dtype) / host_parameters).log1p()
 
 
 def terminal_reward(inputs: RewardInputs) -> Tensor:

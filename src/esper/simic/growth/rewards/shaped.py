@@ -19,8 +19,8 @@ from esper.simic.growth.rewards.inputs import (
     improvement,
     time_held,
 )
-from esper.simic.growth.rewards.returns import growth
 from esper.simic.growth.rewards.shaping import stage_shaping
+from esper.tamiyo.policy.features import growth
 
 RATIO_LIMIT = 5.0
 """Ratio of a seed's contribution to the improvement above which the seed is charged."""

@@ -1,0 +1,403 @@
+"""Growth: the controller that grows a module within a training loop of the user's own."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import asdict
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec import convert, to_builtins
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from esper.kasmina.slots import SlotSpec
+from esper.leyline.errors import UsageError
+from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
+from esper.own_models.growth_result import EpochRecord
+from esper.own_models.lifecycle_controller import (
+    EpochOutcome,
+    LifecycleController,
+    actor,
+    saved_slots,
+)
+from esper.own_models.objectives import Scale, Validation, as_score
+from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
+from esper.own_models.samples import (
+    as_arguments,
+    buffers_kept,
+    evaluating,
+    half_or_all,
+    undisturbed,
+)
+from esper.own_models.slot_search import find_slots
+
+
+class Growth:
+    """Grows a module while a loop of the user's own trains it.
+
+    The loop calls ``step`` once per epoch, after validation. A seed that germinates joins a group
+    of the optimizer: a group with the name ``seeds`` if there is one, else the group of the
+    parameters before it. Its learning rate therefore follows that group's schedule. While a seed is
+    in TRAINING, neither outputs nor gradients of the module change.
+
+    Args:
+        model: the module, not compiled and without seeds; it is grown in place.
+        optimizer: the optimizer that trains it; None to take the first one that updates the module.
+        validate: returns the validation score (or a ``Validation``) of the module as it is. It is
+            called once more per epoch for each seed that acts, with that seed at alpha 0. Every
+            policy but ``never`` needs it.
+        example: inputs of the module, a tensor, a tuple or a dict; None to take those of its first
+            forward pass. The slots are found with them.
+        classes: number of classes if ``validate`` returns a cross-entropy loss, by which a
+            collapsed module is recognised.
+        report: called with each message, such as ``print``; None for silence.
+        options: see ``options.GrowthOptions``.
+
+    Attributes:
+        history: the epochs so far.
+
+    Raises:
+        UsageError: an argument is not valid; the text says which and what to do.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        validate: Callable[[], "float | Validation"] | None = None,
+        example: Any = None,
+        classes: int | None = None,
+        report: Callable[[str], None] | None = print,
+        **options: Any,
+    ):
+        self.options = GrowthOptions(**options)
+        check_arguments(model, optimizer, self.options)
+        policy = self.options.policy
+        if validate is None and policy != "never":
+            raise UsageError(
+                f"validate: policy {policy!r} needs the score without a seed; give a "
+                "function that returns the validation score"
+            )
+        self.model, self.optimizer, self.validate = model, optimizer, validate
+        self.classes, self.report = classes, report
+        self.history: list[EpochRecord] = []
+        self.finished = False
+        self._scale = Scale()
+        self._lifecycle: LifecycleController | None = None
+        self._count = parameter_count(model)
+        self._watch: OptimizerWatch | None = None
+        self._first_call: FirstCall | None = None
+        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        if policy == "never":
+            return
+        if optimizer is None:
+            self._watch = OptimizerWatch(model)
+        self._example = None if example is None else as_arguments(example)
+        if self._example is None:
+            self._first_call = FirstCall(model)
+        elif optimizer is not None:
+            self._begin(*self._example)
+
+    @property
+    def slots(self) -> tuple[SlotSpec, ...]:
+        """The slots; none before they are found, and under the policy ``never``."""
+        return () if self._lifecycle is None else self._lifecycle.slots
+
+    @property
+    def seeds(self) -> dict[str, str]:
+        """Blueprint of each seed by its slot."""
+        return {name: seed.blueprint for name, seed in grown_seeds(self.model).items()}
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of the module and of each seed, each to ``max_norm``.
+
+        ``clip_grad_norm_`` over all parameters would let a seed in TRAINING change how its module
+        is updated.
+        """
+        if self._lifecycle is None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        else:
+            self._lifecycle.body.clip(max_norm)
+
+    def begin(self, validation_score: "float | Validation | None" = None) -> None:
+        """Note the score of the untrained module, which a policy may look at. Optional.
+
+        Args:
+            validation_score: see ``step``.
+        """
+        if self._lifecycle is not None:
+            self._lifecycle.remember(self._validated(validation_score))
+
+    def step(
+        self,
+        validation_score: "float | Validation | None" = None,
+        *,
+        train_loss: float | None = None,
+    ) -> EpochRecord:
+        """End an epoch: check and measure the seeds, let the policy act, and change the module.
+
+        Args:
+            validation_score: score of the module as it is, or a ``Validation``; None to call
+                ``validate``.
+            train_loss: mean training loss of the epoch, which a learned policy looks at.
+
+        Returns:
+            what happened. After the last epoch, seeds that are not fossilised are removed.
+
+        Raises:
+            UsageError: all epochs are over, there is no score, or no forward pass was seen.
+        """
+        if self.finished:
+            raise UsageError(
+                f"step: growth ended after epoch {len(self.history)}; make a new Growth with more "
+                "epochs"
+            )
+        validation = self._validated(validation_score)
+        outcome = EpochOutcome(validation)
+        if self.options.policy != "never":
+            if self._lifecycle is None:
+                self._begin(*self._called_with())
+            assert self._lifecycle is not None
+            outcome = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
+        record = self._record(outcome, train_loss)
+        if not isfinite(record.score) and all(isfinite(r.score) for r in self.history):
+            self._say(
+                f"warning: the validation score is {record.score}; no seed can be measured until "
+                "it is finite"
+            )
+        self.history.append(record)
+        if self.report is not None:
+            self.report(record.line(self.options.epochs))
+        if len(self.history) == self.options.epochs:
+            self.finish()
+        return record
+
+    def finish(self) -> nn.Module:
+        """Remove the seeds that are not fossilised, and end growth.
+
+        Returns:
+            the module.
+        """
+        if self._lifecycle is not None and not self.finished:
+            self._lifecycle.end()
+        self._stop_waiting()
+        self.finished = True
+        return self.model
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``state_dict.pt`` and ``rebuild.py``, as ``GrowthResult.save`` does.
+
+        Args:
+            folder: made if it does not exist.
+
+        Returns:
+            the folder.
+
+        Raises:
+            UsageError: growth has not ended, so seeds may still be removed.
+        """
+        if not self.finished:
+            raise UsageError(
+                f"save: {len(self.history)} of {self.options.epochs} epochs are over; "
+                "call finish() first, which removes the seeds that are not fossilised"
+            )
+        from esper.own_models.written_code import save_grown
+
+        return save_grown(self.model, folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``load_state_dict`` needs to go on from here, as plain data and tensors.
+
+        Module and optimizer are not part of it: they have a state_dict of their own. Growth that
+        goes on equals growth that was never interrupted, bit for bit, if the training loop does.
+        """
+        return {
+            "epochs": self.options.epochs,
+            "policy": self._policy_name,
+            "history": to_builtins(self.history),
+            "finished": self.finished,
+            "scale": self._scale.first,
+            "lives": None if self._lifecycle is None else self._lifecycle.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on where ``saved`` was taken; call it before the first epoch.
+
+        It attaches the seeds to the module and gives them to the optimizer, so call it before the
+        ``load_state_dict`` of these two.
+
+        Args:
+            saved: what ``state_dict`` returned, for a module built in the same way.
+
+        Raises:
+            UsageError: epochs or policy are others, or an epoch is already over.
+        """
+        if self.history:
+            raise UsageError("load_state_dict: an epoch is already over; make a new Growth")
+        for name, own in (("epochs", self.options.epochs), ("policy", self._policy_name)):
+            if saved[name] != own:
+                raise UsageError(f"{name}: growth began with {saved[name]}, got {own}; give that")
+        if saved["lives"] is not None and self.optimizer is None:
+            raise UsageError("optimizer: give it to Growth, so that the saved seeds can join it")
+        self.history = convert(saved["history"], list[EpochRecord])
+        self.finished, self._scale.first = saved["finished"], saved["scale"]
+        if saved["lives"] is not None:
+            self._stop_waiting()
+            if self._lifecycle is None:
+                optimizer = self._known_optimizer()
+                self._create_lifecycle(saved_slots(saved["lives"]), optimizer)
+            assert self._lifecycle is not None
+            self._lifecycle.load_state_dict(saved["lives"])
+            if self.finished:
+                self._lifecycle.body.close()
+
+    @property
+    def _policy_name(self) -> str:
+        return (
+            self.options.policy
+            if isinstance(self.options.policy, str)
+            else type(self.options.policy).__name__
+        )
+
+    def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the first forward pass."""
+        found = self._example if self._first_call is None else self._first_call.arguments
+        if found is None:
+            raise UsageError(
+                "step: the module has not been called yet; train an epoch first, or give example="
+            )
+        return found
+
+    def _known_optimizer(self) -> Optimizer:
+        """The optimizer that was given, or that has updated the module."""
+        if self.optimizer is None:
+            if self._watch is None or self._watch.found is None:
+                raise UsageError("optimizer: none has updated the module yet; give it to Growth")
+            check_optimizer(self.model, self._watch.found)
+            self.optimizer = self._watch.found
+        return self.optimizer
+
+    def _stop_waiting(self) -> None:
+        """Take off the hooks that wait for a first call and a first update."""
+        for waiting in (self._first_call, self._watch):
+            if waiting is not None:
+                waiting.close()
+        self._first_call = None
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find the slots, and prepare the lifecycle."""
+        optimizer = self._known_optimizer()
+        self._stop_waiting()
+        kept = buffers_kept(self.model)
+        with undisturbed(), evaluating(self.model), kept, torch.no_grad():
+            slots = find_slots(
+                self.model, half_or_all(self.model, args, kwargs), self.options.slots
+            )
+        self._create_lifecycle(slots, optimizer)
+        self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
+
+    def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
+        """Prepare the lifecycle of seeds in the slots."""
+        made = actor(self.options.policy, slots, self.options.epochs, self.options.seed, self._say)
+        body = GraftedModel(self.model, slots, optimizer, self.options.epochs, self.options.seed)
+        self._lifecycle = LifecycleController(
+            body,
+            made,
+            lambda: self._validated(None),
+            self.options.price,
+            self.options.max_parameters,
+            self.classes,
+        )
+
+    def _validated(self, found: "float | Validation | None") -> Validation:
+        if found is None:
+            if self.validate is None:
+                raise UsageError("step: got no score; give one, or give validate= to Growth")
+            with undisturbed(), evaluating(self.model), torch.no_grad():
+                found = self.validate()
+        if isinstance(found, Validation):
+            return found
+        value = float(found)
+        score = as_score(value, self.options.higher_is_better, self._scale)
+        return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
+
+    def _record(self, outcome: EpochOutcome, train_loss: float | None) -> EpochRecord:
+        seeds, acting = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
+        return EpochRecord(
+            epoch=len(self.history) + 1,
+            train_loss=None if train_loss is None else float(train_loss),
+            **asdict(outcome.validation),
+            parameters=self._count + seeds,
+            added=acting,
+            stages={} if self._lifecycle is None else self._lifecycle.stages,
+            contributions=outcome.contributions,
+            actions=outcome.actions,
+        )
+
+    def _say(self, message: str) -> None:
+        if self.report is not None:
+            self.report(message)
+
+
+class FirstCall:
+    """Forward pre-hook that keeps the arguments of a module's first call and removes itself.
+
+    An object of this package and not a closure, so that a module that waits for its first call can
+    be pickled and copied.
+
+    Args:
+        model: the module.
+
+    Attributes:
+        arguments: positional and keyword arguments; None before the call.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._handle = model.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See ``nn.Module.register_forward_pre_hook``."""
+        self.arguments = args, kwargs
+        self.close()
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._handle.remove()
+
+
+class OptimizerWatch:
+    """Waits for the first step of an optimizer that updates a module.
+
+    Args:
+        model: the module.
+
+    Attributes:
+        found: the optimizer; None before its first step.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.found: Optimizer | None = None
+        # The hook is global: held by it, a watch that nobody else holds would live for ever.
+        watch = weakref.ref(self)
+
+        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            if (own := watch()) is not None and updates(optimizer, own.model):
+                own.found = optimizer
+                own.close()
+
+        self._handle = register_optimizer_step_pre_hook(before_step)
+        weakref.finalize(self, self._handle.remove)
+
+    def close(self) -> None:
+        """Wait no longer."""
+        self._handle.remove()
+
+
+describe(Growth, GrowthOptions)

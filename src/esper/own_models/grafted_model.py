@@ -1,0 +1,288 @@
+"""One module of the user's own and its seeds: what the lifecycle of seeds does to it.
+
+The counterpart of ``tolaria.engine.Engine`` for a single network that is trained as itself.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina.blueprints import FORM_OF_STYLE
+from esper.kasmina.seed_module import Seed, add_seed
+from esper.kasmina.seeds import SeedState
+from esper.kasmina.slots import SlotSpec, stack_tables
+from esper.leyline.actions import BLUEPRINTS, Style
+from esper.own_models.attachment import (
+    attach,
+    detach,
+    learn_behind,
+    new_seed,
+    set_hook,
+)
+from esper.tolaria.results import SLOT_MEASURES, EpochResult
+
+SEED_GROUP = "seeds"
+"""Name of an optimizer's group into which all seeds go, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnHost:
+    """The module without seeds.
+
+    Attributes:
+        parameter_count: parameters, frozen ones included and shared ones counted once.
+    """
+
+    parameter_count: int
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Parameters of ``model``, frozen ones included and shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def copied_state(model: nn.Module) -> dict[str, Any]:
+    """The state of ``model`` with copies of its tensors, on the CPU."""
+    state = model.state_dict().items()
+    return {n: x.detach().cpu().clone() if isinstance(x, Tensor) else x for n, x in state}
+
+
+def updates(optimizer: Optimizer, model: nn.Module) -> bool:
+    """Whether ``optimizer`` has a parameter of ``model``."""
+    own = {id(p) for p in model.parameters()}
+    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+
+def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
+    """A copy of an optimizer of ``model`` that has not stepped, for ``twin``.
+
+    Args:
+        optimizer: its groups and their settings are copied.
+        model: the module whose parameters it has; parameters of seeds are left out.
+        twin: a copy of the module as it was before it grew.
+    """
+    own, others = dict(model.named_parameters()), dict(twin.named_parameters())
+    matching = {id(own[name]): parameter for name, parameter in others.items() if name in own}
+    made = copy.deepcopy(optimizer, dict(matching))
+    kept = {id(parameter) for parameter in others.values()}
+    for group in made.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in kept]
+    return made
+
+
+class GraftedModel:
+    """A module, its slots and the seeds in them.
+
+    Args:
+        model: the module, without seeds.
+        slots: its slots.
+        optimizer: trains the module; new seeds join it, see ``_group_of``.
+        episode_length: epochs of growth.
+        random_seed: determines the initial weights of seeds.
+
+    Attributes:
+        order: slots of the living seeds in the order in which they joined the optimizer.
+        first_norms: largest gradient norm of a tensor of each seed in its first epoch, by slot.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: tuple[SlotSpec, ...],
+        optimizer: Optimizer,
+        episode_length: int,
+        random_seed: int,
+    ):
+        self.model, self.slots, self.optimizer = model, slots, optimizer
+        self.episode_length, self.random_seed = episode_length, random_seed
+        self.host = OwnHost(parameter_count(model))
+        self.modules = [model.get_submodule(slot.name) for slot in slots]
+        self.seeds: list[Seed | None] = [None] * len(slots)
+        self.order: list[int] = []
+        self.parameter_table = stack_tables(slots, "parameter_table")
+        self._norms: dict[int, list[Tensor]] = {}
+        self.first_norms: dict[int, float] = {}
+        self._host_norm: Tensor | None = None
+        self._clipped = False
+        self._computing: list[int] = []
+        self._hook = optimizer.register_step_pre_hook(self._before_update)
+
+    def seed_parameters(self, state: SeedState) -> Tensor:
+        """Parameter count of each living seed, int64 ``[1, S]``; 0 in other slots."""
+        places = torch.arange(len(self.slots))
+        counts = self.parameter_table[places, state.blueprint, state.style]
+        return torch.where(state.living, counts, 0)
+
+    def germinate(self, state: SeedState, slot: int, step: int) -> None:
+        """Attach the seed that germinates in ``slot``, and give it to the optimizer."""
+        style = Style(int(state.style[0, slot]))
+        key = (self.random_seed * 1_000_003 + step) * 1_009 + slot
+        seed = new_seed(
+            self.slots[slot], int(state.blueprint[0, slot]), int(FORM_OF_STYLE[style]), key
+        )
+        attach(self.model, self.slots[slot].name, seed)
+        self.seeds[slot] = seed
+        self.order.append(slot)
+        self.first_norms.pop(slot, None)
+        self._group_of(self.modules[slot])["params"].extend(seed.parameters())
+
+    def show(self, state: SeedState) -> None:
+        """Let every seed compute what its state says, and remove the seeds that are gone."""
+        living, computing = state.living[0].tolist(), state.computing[0].tolist()
+        frozen, alphas = state.frozen[0].tolist(), state.alpha[0].tolist()
+        self._computing = [s for s, computes in enumerate(computing) if computes]
+        for s, seed in enumerate(self.seeds):
+            if seed is None:
+                continue
+            if not living[s]:
+                self._remove(s)
+                continue
+            with torch.no_grad():
+                seed.alpha.fill_(alphas[s])
+            for parameter in seed.parameters():
+                parameter.requires_grad_(not frozen[s])
+                if frozen[s]:
+                    parameter.grad = None
+            blended = add_seed if alphas[s] > 0.0 else learn_behind
+            set_hook(self.modules[s], blended if computing[s] else None)
+
+    @contextmanager
+    def without(self, slot: int) -> Iterator[None]:
+        """The module with the seed of ``slot`` at alpha 0."""
+        seed = self.seeds[slot]
+        assert seed is not None
+        alpha = seed.alpha.clone()
+        seed.alpha.zero_()
+        try:
+            yield
+        finally:
+            seed.alpha.copy_(alpha)
+
+    def clip(self, most: float) -> None:
+        """Clip the gradients of the host and of each seed, each to norm ``most``.
+
+        Separately, so that a seed does not change how its host is updated.
+        """
+        self._measure()
+        self._clipped = True
+        nn.utils.clip_grad_norm_(self._host_parameters(), most)
+        for seed in self.seeds:
+            if seed is not None:
+                nn.utils.clip_grad_norm_(seed.parameters(), most)
+
+    def result(self, loss: float) -> EpochResult:
+        """What an epoch of mean loss ``loss`` shows: the gradients of its last minibatch."""
+        unknown = torch.full((1, len(self.slots)), float("nan"))
+        tensor_norms = []
+        for s, slot in enumerate(self.slots):
+            norms = torch.full((1, slot.segment_count), float("nan"))
+            if s in self._norms:
+                measured = torch.stack(self._norms[s]).float().cpu()
+                unknown[0, s] = measured.norm()
+                # How large a gradient is depends on the loss and on the activations of the
+                # user's module: what explodes is what becomes ten times as large as at first.
+                first = self.first_norms.setdefault(s, float(measured.max()))
+                norms[0, : len(measured)] = (
+                    measured / first if isfinite(first) and first > 1.0 else measured
+                )
+            tensor_norms.append(norms)
+        host = self._host_norm
+        result = EpochResult(
+            loss=torch.tensor([loss], dtype=torch.float32),
+            accuracy=torch.full((1,), float("nan")),
+            host_gradient_norm=torch.zeros(1) if host is None else host.float().cpu().view(1),
+            seed_gradient_norm=unknown,
+            seed_tensor_norms=tensor_norms,
+            slots=torch.full((1, len(self.slots), len(SLOT_MEASURES)), float("nan")),
+        )
+        self._norms, self._host_norm = {}, None
+        return result
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of all parameters and buffers, on the CPU."""
+        return {n: x for n, x in copied_state(self.model).items() if isinstance(x, Tensor)}
+
+    def restore(self, kept: dict[str, Tensor]) -> None:
+        """Load what a snapshot holds of the present modules, and clear the optimizer's state."""
+        own = set(self.model.state_dict())
+        self.model.load_state_dict({n: x for n, x in kept.items() if n in own}, strict=False)
+        self.optimizer.state.clear()
+
+    def close(self) -> None:
+        """Measure no more gradients; the seeds stay."""
+        self._hook.remove()
+
+    def _remove(self, slot: int) -> None:
+        """Take a seed off the module and out of the optimizer."""
+        seed = self.seeds[slot]
+        assert seed is not None
+        gone = {id(parameter) for parameter in seed.parameters()}
+        for group in self.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) not in gone]
+        for parameter in seed.parameters():
+            self.optimizer.state.pop(parameter, None)
+        detach(self.modules[slot])
+        self.seeds[slot] = None
+        self.order.remove(slot)
+
+    def _group_of(self, module: nn.Module) -> dict[str, Any]:
+        """The optimizer's group for a seed behind ``module``.
+
+        A group called ``seeds``, if there is one; else the group of the last trained parameter in
+        or before the module. No group is added, because schedulers know only those that exist when
+        they are made.
+        """
+        groups = self.optimizer.param_groups
+        named = [group for group in groups if group.get("name") == SEED_GROUP]
+        if named:
+            return named[0]
+        of_parameter = {id(p): group for group in groups for p in group["params"]}
+        found = groups[-1]
+        inside = {id(each) for each in module.modules()}
+        reached = False
+        for each in self.model.modules():
+            reached |= id(each) in inside
+            if reached and id(each) not in inside:
+                break
+            for parameter in each.parameters(recurse=False):
+                found = of_parameter.get(id(parameter), found)
+        return found
+
+    def _host_parameters(self) -> list[nn.Parameter]:
+        of_seeds = {id(p) for seed in self.seeds if seed is not None for p in seed.parameters()}
+        return [p for p in self.model.parameters() if id(p) not in of_seeds]
+
+    def _before_update(self, *_: object) -> None:
+        """Measure the gradients of an update, unless clipping measured them before."""
+        if not self._clipped:
+            self._measure()
+        self._clipped = False
+
+    @torch.no_grad()
+    def _measure(self) -> None:
+        """Norms of the gradients of host and seeds, where a seed learns; nothing is transferred."""
+        if not self._computing:
+            return
+        host = [p.grad for p in self._host_parameters() if p.grad is not None]
+        self._host_norm = nn.utils.get_total_norm(host)
+        for s in self._computing:
+            seed = self.seeds[s]
+            assert seed is not None
+            branch = seed.get_submodule(seed.blueprint)
+            named = dict(branch.named_parameters())
+            order = [named[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
+            zero = seed.alpha.new_zeros(())
+            norms = [zero if p.grad is None else p.grad.norm() for p in order]
+            self._norms[s] = norms
+
+    def _kind(self, slot: int) -> int:
+        seed = self.seeds[slot]
+        assert seed is not None
+        return next(k for k in self.slots[slot].kinds if BLUEPRINTS[k] == seed.blueprint)

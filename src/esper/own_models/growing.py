@@ -1,0 +1,127 @@
+"""``esper.grow``: train and grow a module of the user's own in one call."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import nn
+
+from esper.leyline.errors import UsageError
+from esper.own_models.growth_result import GrowthResult
+from esper.own_models.objectives import Scale, objective
+from esper.own_models.options import (
+    GrowOptions,
+    check_batch,
+    check_functions,
+    check_loaders,
+    check_model,
+    check_precision,
+    describe,
+    usable_device,
+)
+from esper.own_models.samples import first_batch, moved, unpack_for
+from esper.own_models.training_loop import Attempts, Recipe
+
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+
+def _taking(
+    kind: Callable[Options, object],
+) -> Callable[
+    [Callable[..., Result]],
+    Callable[Concatenate[nn.Module, Iterable[Any], Iterable[Any], Options], Result],
+]:
+    """Document the fields of a dataclass as keyword arguments of a function."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        describe(function, kind)
+        return function
+
+    return decorate
+
+
+@_taking(GrowOptions)
+def grow(
+    model: nn.Module,
+    train_loader: Iterable[Any],
+    validation_loader: Iterable[Any],
+    **arguments: Any,
+) -> GrowthResult:
+    """Train ``model`` and grow it while it trains.
+
+    The loop is the usual one: forward, loss, backward, clip, update, and a step of the scheduler
+    after each epoch (``OneCycleLR`` and ``CyclicLR``: after each minibatch). Measuring draws no
+    random number, so with ``policy="never"`` this is exactly that loop.
+
+    Args:
+        model: trained and grown in place. Parameters that require no gradient stay as they are, and
+            so do parts in evaluation mode if the module is in training mode.
+        train_loader: minibatches, see ``samples.unpack``; read once per epoch.
+        validation_loader: batches on which seeds are measured.
+        arguments: see ``options.GrowOptions``.
+
+    Raises:
+        UsageError: an argument is not valid; the text says which and what to do.
+    """
+    options = GrowOptions(**arguments)
+    loaders = {"train_loader": train_loader, "validation_loader": validation_loader}
+    if options.test_loader is not None:
+        loaders["test_loader"] = options.test_loader
+    recipe = _recipe(model, loaders, options)
+    never_grown = copy.deepcopy(model) if options.twin else None
+    attempts = Attempts(recipe, model)
+    scale = Scale()
+    validate = recipe.evaluator(model, validation_loader, scale)
+    result = attempts.best("grown", model, recipe.options.policy, validate)
+    if never_grown is not None:
+        recipe.report("the twin that never grows:")
+        validate = recipe.evaluator(never_grown, validation_loader, scale)
+        result.twin = attempts.best("twin", never_grown, "never", validate)
+    if options.test_loader is not None:
+        for each in (result, result.twin):
+            if each is not None:
+                each.test = recipe.evaluator(each.model, options.test_loader, scale)()
+    return result
+
+
+def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOptions) -> Recipe:
+    """How to train, after every argument was checked.
+
+    Raises:
+        UsageError: see ``grow``.
+    """
+    check_model(model)
+    if not isinstance(options.tries, int) or options.tries < 1:
+        raise UsageError(f"tries: got {options.tries!r}; give a whole number from 1")
+    check_loaders(loaders)
+    policy = str(options.policy) if isinstance(options.policy, Path) else options.policy
+    options = replace(options, policy=policy, unpack=unpack_for(options.loss, options.unpack))
+    check_functions(options)
+    check_precision(options.amp_dtype)
+    goal = objective(options.loss)
+    device = _device(model, options.device)
+    batches = {name: first_batch(loader, name) for name, loader in loaders.items()}
+    for name, batch in batches.items():
+        check_batch(name, model, batch, goal, device, options)
+    return Recipe(
+        options=options,
+        train_loader=loaders["train_loader"],
+        loaders=tuple(loaders.values()),
+        objective=goal,
+        device=device,
+        example=moved(options.unpack(batches["train_loader"])[0], device),
+    )
+
+
+def _device(model: nn.Module, name: torch.device | str | None) -> torch.device:
+    """The device to train on; moves the module there."""
+    if name is not None:
+        device = usable_device(name)
+        model.to(device)
+        return device
+    example = next(model.parameters(), None)
+    return torch.device("cpu") if example is None else example.device

@@ -1,0 +1,188 @@
+"""What happened while a module grew, its result, and its picture."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from msgspec import convert, to_builtins
+from torch import nn
+
+from esper.leyline.stages import Stage
+from esper.own_models.attachment import grown_seeds
+from esper.own_models.objectives import Validation
+from esper.tamiyo.policy.features import utility
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """One epoch of growth.
+
+    Attributes:
+        epoch: number of the epoch, from 1.
+        train_loss: mean training loss; None if the training loop did not report it.
+        loss: validation loss.
+        score: validation score, at most 1; see ``own_models.objectives``.
+        accuracy: validation accuracy; None without classes.
+        metric: value of the user's metric; None without one.
+        parameters: parameters of the module and of all its seeds.
+        added: parameters of the seeds that act on the output.
+        stages: stage of each slot after the epoch's action, by slot.
+        contributions: score with the seed minus that without it, by slot with an acting seed.
+        actions: what was done after the epoch and why, one line each.
+    """
+
+    epoch: int
+    train_loss: float | None
+    loss: float
+    score: float
+    accuracy: float | None
+    metric: float | None
+    parameters: int
+    added: int
+    stages: dict[str, Stage]
+    contributions: dict[str, float]
+    actions: list[str] = field(default_factory=list)
+
+    def line(self, epochs: int) -> str:
+        """The record in one line."""
+        shown = f"score {self.score:.3f}"
+        if self.accuracy is not None:
+            shown = f"accuracy {100 * self.accuracy:.1f} %"
+        if self.metric is not None:
+            shown = f"metric {self.metric:.4g}"
+        train = "" if self.train_loss is None else f"train {self.train_loss:.4f}  "
+        text = f"epoch {self.epoch:>3}/{epochs}  {train}loss {self.loss:.4f}  {shown}"
+        text = f"{text}  {self.parameters:,} parameters"
+        return "\n".join([text, *(f"    {action}" for action in self.actions)])
+
+
+def comparable(net_score: float) -> float:
+    """A net score, and below all others one that is not a number: its training diverged."""
+    return float("-inf") if isnan(net_score) else net_score
+
+
+@dataclass
+class GrowthResult:
+    """A module that was trained and grown.
+
+    Attributes:
+        model: the module that was passed, grown in place: of the same class, trainable, with seeds
+            as submodules called ``seed``.
+        history: what happened, by epoch.
+        validation: validation of the finished module.
+        test: the same on the test split; None without one.
+        parameters: parameters of the finished module.
+        host_parameters: parameters of the module before it grew.
+        seconds: wall time of the try that was kept.
+        price: price of parameters, see ``grow``.
+        tries: validation score minus price of each try.
+        twin: a copy of the module that was trained alike and never grew; None without one.
+    """
+
+    model: nn.Module
+    history: list[EpochRecord]
+    validation: Validation
+    test: Validation | None
+    parameters: int
+    host_parameters: int
+    seconds: float
+    price: float
+    tries: list[float] = field(default_factory=list)
+    twin: "GrowthResult | None" = None
+
+    @property
+    def seeds(self) -> dict[str, str]:
+        """Blueprint of each seed, by the name of the module behind which it hangs."""
+        return {name: seed.blueprint for name, seed in grown_seeds(self.model).items()}
+
+    @property
+    def worth(self) -> float:
+        """Validation score minus the price of the parameters added."""
+        added = torch.tensor([self.parameters - self.host_parameters])
+        score = torch.tensor([self.validation.score])
+        return float(utility(score, added, self.host_parameters, torch.tensor([self.price])))
+
+    @property
+    def paid(self) -> bool:
+        """Whether the module is worth more than its twin. False if nothing grew, or without one."""
+        if self.twin is None or not self.seeds:
+            return False
+        return comparable(self.worth) > comparable(self.twin.worth)
+
+    @property
+    def better(self) -> "GrowthResult":
+        """The result to use: the twin if growth did not pay, unless the twin alone diverged."""
+        if self.twin is None or self.paid or (isnan(self.twin.worth) and not isnan(self.worth)):
+            return self
+        return self.twin
+
+    def comparison(self) -> str:
+        """The module beside its twin: validation, test, parameters and time, a line each."""
+        rows = [("trained" if self.twin is None else "grown", self)]
+        if self.twin is not None:
+            rows.append(("never grown", self.twin))
+        cells = [("", "test", "validation", "parameters", "time")]
+        for name, result in rows:
+            test = "not given" if result.test is None else result.test.shown()
+            validation = result.validation.shown()
+            size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
+            cells.append((name, test, validation, size, time))
+        return "\n".join(aligned(cells, left=3))
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """See ``growth_picture.draw``."""
+        from esper.own_models.growth_picture import draw
+
+        return draw(self.history, path)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write ``state_dict.pt`` and ``rebuild.py``, which together need torch but not Esper.
+
+        ``rebuild.rebuild(model, "state_dict.pt")`` turns a module built as before it grew into the
+        grown one.
+
+        Args:
+            folder: made if it does not exist.
+
+        Returns:
+            the folder.
+        """
+        from esper.own_models.written_code import save_grown
+
+        return save_grown(self.model, folder)
+
+    def plain(self) -> dict[str, Any]:
+        """All but the module and the twin, as numbers, texts, lists and dicts."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        del kept["model"], kept["twin"]
+        content: dict[str, Any] = to_builtins(kept)
+        return content
+
+    @classmethod
+    def from_plain(cls, model: nn.Module, plain: Mapping[str, Any]) -> Self:
+        """The inverse of ``plain``, for the module it was about."""
+        types = {f.name: f.type for f in fields(cls) if f.name in plain}
+        return cls(model, **{name: convert(plain[name], types[name]) for name in plain})
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A line for each row, its cells two spaces apart and as wide as the widest of their column.
+
+    Args:
+        rows: cells, alike in number.
+        left: number of columns that are aligned on the left; those after them are on the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

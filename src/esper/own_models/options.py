@@ -1,0 +1,365 @@
+"""The options of ``esper.grow`` and ``esper.Growth``.
+
+A field is an argument, a flag of ``esper grow``, an entry of the checkpoint and a row of
+``docs/settings-reference.md``; all of them are derived from the fields.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, IterableDataset
+
+from esper.leyline.config.setting import NOT_NEGATIVE, Range, about, meanings, setting, up_to
+from esper.leyline.errors import UsageError, first_line
+from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import parameter_count, updates
+from esper.own_models.growth_result import EpochRecord
+from esper.own_models.objectives import Loss, Objective, autocast
+from esper.own_models.samples import (
+    Unpack,
+    buffers_kept,
+    call,
+    evaluating,
+    modes_kept,
+    moved,
+    undisturbed,
+    unpack,
+)
+from esper.tamiyo.baselines import Actor
+from esper.tamiyo.policy.features import USUAL_RENT
+
+Callback = Callable[[EpochRecord], object]
+"""Called after every epoch; training ends if it returns True."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowthOptions:
+    """What ``Growth`` and ``grow`` have in common."""
+
+    policy: str | Actor = "rule"
+    """One of ``policies.POLICIES``, a trained policy of `esper policies`, the directory of a run,
+    or an ``Actor``."""
+    epochs: int = setting(40, within=up_to(1_000_000), flag=int)
+    """Epochs of training; the ages of the lifecycle scale with them."""
+    slots: Sequence[str] | None = setting(None, flag=tuple[str, ...], in_recipe=True)
+    """Names of modules behind which seeds may grow; found by default."""
+    higher_is_better: bool = setting(True, in_recipe=True)
+    """Whether scores, or the metric, are like accuracies (1 is perfect) or like losses."""
+    price: float = setting(USUAL_RENT, within=NOT_NEGATIVE, flag=float)
+    """Validation score that growth by a factor of e must gain to pay."""
+    max_parameters: int | None = setting(None, within=up_to(10**15), flag=int | None)
+    """Most parameters of the network with all its seeds."""
+    seed: int = 0
+    """Determines the initial weights of seeds and the draws of a learned policy; torch's own
+    generator, which is not seeded here, determines everything else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowOptions(GrowthOptions):
+    """What ``grow`` takes besides the module and its data."""
+
+    loss: str | Loss = setting("cross_entropy", flag=str | None, in_recipe=True)
+    """Loss: cross_entropy (default), binary_cross_entropy, mse, l1, huber or model. From Python
+    also a function of output and target."""
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = setting(
+        None, in_recipe=True, on_resume=True
+    )
+    """Makes the optimizer from the parameters that require a gradient; AdamW with
+    ``training_loop.LEARNING_RATE`` if None."""
+    scheduler: Callable[[Optimizer], LRScheduler] | None = setting(
+        None, in_recipe=True, on_resume=True
+    )
+    """Makes a scheduler from the optimizer; None for a constant rate."""
+    metric: Any = setting(None, in_recipe=True, on_resume=True)
+    """See ``objectives.Metric``; growth is then decided by it."""
+    test_loader: Iterable[Any] | None = setting(None, on_resume=True)
+    """Batches for the final result alone."""
+    tries: int = setting(1, within=up_to(1000), flag=int)
+    """Times to train from the same initial weights; the best on validation after the price is kept,
+    of the twin as well."""
+    twin: bool = False
+    """Whether to train a copy as well that never grows, with the same initial weights, minibatches
+    and tries: ``result.twin``, see ``GrowthResult.comparison``."""
+    checkpoint: str | Path | None = setting(None, on_resume=True)
+    """File to which everything is written after each epoch. If it exists, training resumes there,
+    with bit-identical results, for the same options and module; a loader with a state of its own
+    (not a generator) begins anew."""
+    device: torch.device | str | None = setting(
+        None, flag=str | None, in_recipe=True, on_resume=True
+    )
+    """Device, such as cuda; that of the model by default."""
+    amp_dtype: torch.dtype | None = setting(None, in_recipe=True)
+    """Dtype of autocast, such as ``torch.bfloat16``; None for none."""
+    clip: float | None = setting(
+        None, within=Range(0.0, 1e30, open=True), flag=float | None, in_recipe=True
+    )
+    """Largest norm of the gradient of the network, and of each seed."""
+    callbacks: Sequence[Callback] = setting((), on_resume=True)
+    """Called with each ``EpochRecord``; training ends if one returns True."""
+    unpack: Unpack = setting(unpack, in_recipe=True, on_resume=True)
+    """Splits a batch into inputs and target."""
+    progress: bool = setting(True, on_resume=True)
+    """Whether to print a line per epoch."""
+
+    def of_growth(self) -> dict[str, Any]:
+        """The options of ``Growth`` among these, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(GrowthOptions)}
+
+
+def to_resume(options: GrowOptions) -> dict[str, Any]:
+    """What must be the same when growth resumes, as plain values by name."""
+    compared = (f.name for f in fields(options) if not about(f).on_resume)
+    return {name: _plain(getattr(options, name)) for name in compared}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return list(value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value)
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def flags(kind: type) -> Mapping[str, Field[Any]]:
+    """The options of ``kind`` that the command line has, by name."""
+    return {f.name: f for f in fields(kind) if about(f).flag is not None}
+
+
+def recipe_names(kind: type) -> tuple[str, ...]:
+    """The options of ``kind`` that the function ``recipe`` of a user's file may give."""
+    return tuple(f.name for f in fields(kind) if about(f).in_recipe)
+
+
+def describe(function: Any, kind: Any) -> None:
+    """Give a function that takes ``**options`` of ``kind`` their signature and documentation."""
+    signature = inspect.signature(function)
+    *parameters, _ = signature.parameters.values()
+    parameters += inspect.signature(kind).parameters.values()
+    function.__signature__ = signature.replace(parameters=parameters)
+    lines = "\n".join(f"        {name}: {text}" for name, text in meanings(kind).items())
+    function.__doc__ = f"{function.__doc__}\n    Options:\n{lines}\n"
+
+
+class FailingBatch(UsageError):
+    """Module or loss fails on the first batch of a loader.
+
+    Args:
+        name: name of the loader's argument.
+        cause: what was raised.
+        reason: describes it; by default its first line.
+    """
+
+    def __init__(self, name: str, cause: Exception, reason: str | None = None):
+        self.name, self.cause = name, cause
+        reason = first_line(cause) if reason is None else reason
+        super().__init__(f"{name}: model or loss fails on its first batch ({reason})")
+
+
+def check_loaders(loaders: Mapping[str, object]) -> None:
+    """Refuse what yields no minibatches.
+
+    Args:
+        loaders: loaders by the name of their argument.
+
+    Raises:
+        UsageError: one is a dataset, or cannot be iterated over.
+    """
+    for name, loader in loaders.items():
+        kind = type(loader).__name__
+        if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+            raise UsageError(f"{name}: got a {kind}; give a DataLoader of it or a list of batches")
+        if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
+            raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
+
+
+def check_functions(options: GrowOptions) -> None:
+    """Refuse what ``grow`` could not call.
+
+    Raises:
+        UsageError: the text says which and what to do.
+    """
+    for name, function, kind, source in (
+        ("optimizer", options.optimizer, Optimizer, "parameters"),
+        ("scheduler", options.scheduler, LRScheduler, "optimizer"),
+    ):
+        if isinstance(function, kind) or (function is not None and not callable(function)):
+            raise UsageError(
+                f"{name}: got a {type(function).__name__}; give a function that makes one, "
+                f"as in {name}=lambda {source}: ..."
+            )
+    metric, callbacks, policy = options.metric, options.callbacks, options.policy
+    updated = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+    if isinstance(metric, type):
+        raise UsageError(f"metric: got the class {metric.__name__}; give an instance of it")
+    if metric is not None and not callable(metric) and not updated:
+        raise UsageError(
+            f"metric: got {metric!r}; give a function of predictions and targets, or an object "
+            "with update, compute and reset"
+        )
+    if not isinstance(callbacks, Sequence):
+        raise UsageError(f"callbacks: got a {type(callbacks).__name__}; give a list of functions")
+    if (wrong := next((each for each in callbacks if not callable(each)), None)) is not None:
+        raise UsageError(f"callbacks: {wrong!r} is no function; give a list of functions")
+    if not isinstance(policy, str) and not hasattr(policy, "act"):
+        raise UsageError(
+            f"policy: got {policy!r}; give a name of `esper policies`, a run directory, or an "
+            "object with begin and act"
+        )
+
+
+def check_precision(amp_dtype: object) -> None:
+    """Refuse what is not a dtype.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if amp_dtype is not None and not isinstance(amp_dtype, torch.dtype):
+        raise UsageError(f"amp_dtype: got {amp_dtype!r}; give a dtype, such as torch.bfloat16")
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device: {device} is not usable ({first_line(error)})") from error
+    return found
+
+
+def check_batch(
+    name: str,
+    model: nn.Module,
+    batch: Any,
+    goal: Objective,
+    device: torch.device,
+    options: GrowOptions,
+) -> None:
+    """Compute the loss of a batch, before epochs are spent on it.
+
+    Args:
+        name: name of the loader's argument.
+        model: the module, on ``device``; it stays as it is.
+        batch: the batch.
+        goal: the loss.
+        device: where to compute.
+        options: how the batch is split, and the dtype of autocast.
+
+    Raises:
+        UsageError: module or loss fails, or the loss is no scalar.
+    """
+    mode = modes_kept if name == "train_loader" else evaluating
+    with (
+        undisturbed(),
+        buffers_kept(model),
+        mode(model),
+        torch.no_grad(),
+        autocast(device, options.amp_dtype),
+    ):
+        if name == "train_loader" and not model.training:
+            model.train()  # else parts in evaluation mode stay there, as in training
+        inputs, target = moved(options.unpack(batch), device)
+        try:
+            loss = goal.loss(call(model, inputs), target)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise FailingBatch(name, error) from error
+    if problem := loss_problem(loss):
+        raise UsageError(problem)
+
+
+def loss_problem(loss: object) -> str | None:
+    """Why a value is no loss of a batch, and what to do; None if it is one."""
+    if not isinstance(loss, Tensor):
+        return (
+            f"loss: it returns a {type(loss).__name__}; give a function of output and target that "
+            "returns their mean loss"
+        )
+    if loss.numel() != 1:
+        return f"loss: it has the shape {tuple(loss.shape)}; return its mean"
+    return None
+
+
+def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: GrowthOptions) -> None:
+    """Refuse what cannot grow; see ``Growth`` for the arguments.
+
+    Raises:
+        UsageError: an argument is not valid; the text says which and what to do.
+    """
+    check_model(model)
+    if optimizer is not None:
+        check_optimizer(model, optimizer)
+    epochs, price, most = options.epochs, options.price, options.max_parameters
+    if not isinstance(epochs, int) or epochs < 1:
+        raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
+    if not (price >= 0.0 and isfinite(price)):
+        raise UsageError(f"price: got {price!r}; give a number from 0")
+    count = parameter_count(model)
+    if most is not None and most < count:
+        raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a module that cannot grow, before anything touches it.
+
+    Raises:
+        UsageError: it has seeds or lazy layers, is compiled, scripted or wrapped, or has nothing
+            to train; the text says what to do.
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UsageError(
+            "model: it is scripted, and seeds need a module; give the nn.Module itself"
+        )
+    compiled = hasattr(model, "_orig_mod") or any(
+        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
+    )
+    if compiled:
+        raise UsageError(
+            "model: it is compiled, and compiled code does not see new seeds; give the module "
+            "itself and compile the result"
+        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise UsageError(
+            f"model: {type(model).__name__} misses parameters that come later; give model.module"
+        )
+    if any(nn.parameter.is_lazy(p) for p in model.parameters()):
+        raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
+    if grown_seeds(model):
+        raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UsageError("model: no parameter requires a gradient; unfreeze some")
+
+
+def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that cannot train the seeds of ``model``.
+
+    Raises:
+        UsageError: it cannot; the text says why and what to do.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise UsageError(
+            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
+        )
+    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
+        raise UsageError(
+            "optimizer: Muon updates matrices alone, and seeds have vectors too; use another"
+        )
+    if not updates(optimizer, model):
+        raise UsageError("optimizer: it has no parameter of the model; build it from this model's")

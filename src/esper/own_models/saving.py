@@ -1,0 +1,178 @@
+"""Reading and rebuilding a grown module, and the file from which ``grow`` resumes."""
+
+import io
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
+from esper.leyline.disk import replace_synced
+from esper.leyline.errors import UsageError
+from esper.own_models.attachment import SEED, attach, grown_seeds, set_hook, strip
+from esper.own_models.samples import loader_generators
+
+
+def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
+    """Attach the seeds that ``state`` describes to ``model`` and load it, in place.
+
+    Args:
+        model: a module built like the one that was grown, without seeds.
+        state: ``state_dict()`` of the grown module.
+
+    Returns:
+        ``model``, grown and trainable.
+
+    Raises:
+        UsageError: ``model`` already has seeds, ``state`` does not fit it, or a blueprint is
+            unknown.
+    """
+    if grown_seeds(model):
+        raise UsageError("load_grown: the model already has seeds; give a newly built one")
+    ending = f".{SEED}.recipe"
+    points = [name.removesuffix(ending) for name in state if name.endswith(ending)]
+    try:
+        for point in points:
+            _rebuild(model, point, state)
+        _check_shapes(model, state)
+    except UsageError:
+        strip(model)
+        raise
+    model.load_state_dict(state)
+    return model
+
+
+def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
+    """Attach the seed behind the module ``point`` in the shape that ``state`` gives it."""
+    prefix = f"{point}.{SEED}."
+    form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
+    own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
+    names = {name for name in own if FAMILIES[layout] in BUILDERS.get(name, ())}
+    if len(names) != 1:
+        raise UsageError(
+            f"load_grown: the seed behind {point!r} has an unknown blueprint; "
+            "use the version of Esper that grew it, and the plugin that defines the blueprint"
+        )
+    seed = Seed(names.pop(), channels, FAMILIES[layout], FORMS[form], torch.Generator())
+    try:
+        attach(model, point, seed)
+    except AttributeError:
+        raise UsageError(
+            f"load_grown: {type(model).__name__} has no module {point!r}; "
+            "build the model as it was built before it grew"
+        ) from None
+    set_hook(model.get_submodule(point), add_seed)
+
+
+def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Refuse a state whose names or shapes are not those of ``model``, before anything is
+    loaded."""
+
+    def shapes(named: Mapping[str, Any]) -> dict[str, object]:
+        return {name: getattr(value, "shape", None) for name, value in named.items()}
+
+    own, given = shapes(model.state_dict()), shapes(state)
+    differing = [name for name in own | given if own.get(name, 0) != given.get(name, 0)]
+    if differing:
+        raise UsageError(
+            f"load_grown: {differing[0]!r} of the state does not fit {type(model).__name__} "
+            f"({len(differing)} such names); build the model as it was built before it grew"
+        )
+
+
+FORMAT = 1
+"""Version of what the file holds."""
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file that could not be written.
+
+    Raises:
+        UsageError: its folder does not exist.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"checkpoint: cannot write {path}; give a file in a folder that exists")
+
+
+def write(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Replace the file atomically: a process that is killed leaves the old one or the new one.
+
+    Raises:
+        UsageError: the disk failed or is full; the old file stays.
+    """
+    content = io.BytesIO()
+    torch.save({"format": FORMAT, **checkpoint}, content)
+    try:
+        replace_synced(path, content.getvalue())
+    except OSError as error:
+        kept = "; the file of the epoch before stays" if path.exists() else ""
+        raise UsageError(
+            f"checkpoint: cannot write {path} ({error.strerror}){kept}; make room and start again"
+        ) from error
+
+
+def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``write`` wrote; None if there is no file.
+
+    Args:
+        path: the file.
+        settings: settings of this call, which must be those that began the file.
+
+    Raises:
+        UsageError: it cannot be read, or belongs to other settings.
+    """
+    if not path.exists():
+        return None
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+        known = checkpoint["format"]
+    except Exception as error:
+        # What a damaged file raises is undocumented.
+        raise UsageError(
+            f"checkpoint: {path} is damaged or not a checkpoint of grow; remove it to begin anew"
+        ) from error
+    if known != FORMAT:
+        raise UsageError(
+            f"checkpoint: {path} has format {known}, this version writes {FORMAT}; "
+            "remove it to begin anew"
+        )
+    for name, value in settings.items():
+        began = checkpoint["settings"].get(name)
+        if str(began) != str(value):
+            if name == "model":
+                began, value = "other parameters", "these"
+            raise UsageError(
+                f"{name}: growth in {path} began with {began}, got {value}; give that, or "
+                "another file"
+            )
+    return checkpoint
+
+
+def random_state(loaders: Iterable[object]) -> dict[str, Any]:
+    """The states of torch's, numpy's and python's generators, and of those of the loaders."""
+    arrays: Any = np.random.get_state()
+    name, keys, *rest = arrays
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+        "python": random.getstate(),
+        "loaders": [generator.get_state() for generator in loader_generators(loaders)],
+    }
+
+
+def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
+    """The inverse of ``random_state``."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    for generator, own in zip(loader_generators(loaders), state["loaders"], strict=True):
+        generator.set_state(own)

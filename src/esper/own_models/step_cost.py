@@ -1,0 +1,174 @@
+"""What one training step of a module costs in memory and time, predicted from a few samples.
+
+Memory is counted rather than observed: the bytes that autograd keeps for the backward pass, and
+those of parameters, gradients and the state of AdamW. Both memory and time are linear in the number
+of samples beyond a constant, so two small batches predict the whole one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.config import WorldConfig
+from esper.own_models.objectives import Objective
+from esper.own_models.samples import (
+    buffers_kept,
+    call,
+    first_samples,
+    sample_count,
+    undisturbed,
+)
+from esper.runtime.tasks import Task
+
+FEW, MORE = 2, 4
+"""Samples of the two batches; BatchNorm needs two."""
+REPEATS, MAX_REPEATS, SECONDS = 3, 15, 1.5
+"""Minimum and maximum number of steps of each batch, and seconds after which no more are taken.
+The fastest counts: a difference of small batches is scaled to a whole one, and noise with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Cost of a training step.
+
+    Attributes:
+        activations: bytes that autograd keeps for the backward pass.
+        seconds: time of forward and backward pass.
+    """
+
+    activations: float
+    seconds: float
+
+    def at(self, samples: int, other: "Cost", few: int, more: int) -> "Cost":
+        """The cost of ``samples``, on the line through this, of ``few``, and ``other``, of more."""
+        if more == few:
+            return self
+
+        def line(a: float, b: float) -> float:
+            return max(a, a + (b - a) / (more - few) * (samples - few))
+
+        return Cost(line(self.activations, other.activations), line(self.seconds, other.seconds))
+
+
+def predicted_cost(
+    model: nn.Module, inputs: Any, target: Any, objective: Objective, samples: int
+) -> Cost:
+    """The cost of a training step of ``samples`` samples; the module stays as it is.
+
+    Args:
+        model: the module, in training mode.
+        inputs: a whole batch of its inputs; at most ``MORE`` of its samples are used.
+        target: the targets.
+        objective: the loss.
+        samples: number of samples to predict.
+    """
+    few, more = min(FEW, samples), min(MORE, samples)
+    total = sample_count(inputs)
+
+    def step(count: int) -> Cost:
+        some = first_samples(inputs, count, total), first_samples(target, count, total)
+        return step_cost(model, *some, objective)
+
+    # The first step allocates and chooses algorithms.
+    step(few)
+    pairs: list[tuple[Cost, Cost]] = []
+    begun = perf_counter()
+    while len(pairs) < REPEATS or (len(pairs) < MAX_REPEATS and perf_counter() - begun < SECONDS):
+        pairs.append((step(few), step(more)))
+    least, most = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
+    return least.at(samples, most, few, more)
+
+
+def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) -> Cost:
+    """Measure forward and backward pass; parameters, gradients and buffers stay as they are."""
+    kept: dict[int, int] = {}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def note(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    def run() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+            loss = objective.loss(call(model, inputs), target)
+        learned = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(loss, learned, allow_unused=True)
+
+    begun = perf_counter()
+    unchanged(model, run)
+    return Cost(float(sum(kept.values())), perf_counter() - begun)
+
+
+def unchanged(model: nn.Module, run: Callable[[], None]) -> None:
+    """Call ``run`` and undo what it does to the module's buffers and to random numbers."""
+    with undisturbed(), buffers_kept(model):
+        run()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and buffers, gradients, and the two moments of AdamW."""
+    learned = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    fixed = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
+    return 4 * learned + fixed + sum(x.numel() * x.element_size() for x in model.buffers())
+
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPrice:
+    """Prediction for one training of a policy with the settings that Esper has by default.
+
+    Both figures are lower bounds: N modules are trained at once, with all their activations, by
+    functions that are slower for one module than its own layers.
+
+    Attributes:
+        rounds, envs, steps: rounds, modules that are trained at once, and steps of an episode.
+        batches: minibatches of a step.
+        seconds: time on this device.
+        bytes: memory.
+    """
+
+    rounds: int
+    envs: int
+    steps: int
+    batches: int
+    seconds: float
+    bytes: float
+
+    def __str__(self) -> str:
+        return (
+            f"training one on this model: {self.rounds} rounds of {self.envs} copies, "
+            f"{self.steps} steps of {self.batches} minibatches: at least "
+            f"{duration(self.seconds)} and {self.bytes / GIBIBYTE:,.1f} GiB"
+        )
+
+
+def policy_price(seconds: float, memory: float, batches: int) -> PolicyPrice:
+    """Predict the training of a policy.
+
+    Args:
+        seconds: time of a training step of one module with a seed in every slot.
+        memory: bytes of such a step.
+        batches: minibatches of an epoch.
+    """
+    world = WorldConfig()
+    usual: dict[str, Any] = {f.name: f.default for f in fields(Task)}
+    steps, most = usual["episode_length"], usual["max_batches"]
+    count = min(batches, most)
+    total = world.rounds * world.envs * steps * count * seconds
+    return PolicyPrice(world.rounds, world.envs, steps, count, total, world.envs * memory)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as text, in the largest unit of which there are at least two."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

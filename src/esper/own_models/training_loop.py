@@ -1,0 +1,353 @@
+"""Attempts at training a module from the same initial weights, of which the best is kept.
+
+An attempt that was interrupted resumes after its last whole epoch; results are bit-identical.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from esper.leyline.errors import UsageError
+from esper.own_models import saving
+from esper.own_models.attachment import strip
+from esper.own_models.controller import Growth
+from esper.own_models.grafted_model import copied_state, optimizer_of, parameter_count, updates
+from esper.own_models.growth_result import GrowthResult, comparable
+from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
+from esper.own_models.options import GrowOptions, to_resume
+from esper.own_models.samples import Unpack, call, moved, sample_count, unpack
+from esper.tamiyo.baselines import Actor
+
+PER_BATCH = (OneCycleLR, CyclicLR)
+"""Schedulers that step after every minibatch; others step after every epoch."""
+
+
+@dataclass
+class Training:
+    """Trains a module on a loader.
+
+    Attributes:
+        model: the module.
+        loader: minibatches; read once per epoch.
+        objective: the loss.
+        optimizer: updates the parameters.
+        device: device of the module.
+        scheduler: see ``PER_BATCH``; for ``ReduceLROnPlateau`` see ``end_epoch``.
+        clip: clips the gradients before an update; None for none.
+        unpack: splits a batch.
+        amp_dtype: dtype of autocast; float16 on CUDA also scales the loss.
+        higher_is_better: whether a higher metric is better.
+    """
+
+    model: nn.Module
+    loader: Iterable[Any]
+    objective: Objective
+    optimizer: Optimizer
+    device: torch.device
+    scheduler: LRScheduler | None = None
+    clip: Callable[[], None] | None = None
+    unpack: Unpack = unpack
+    amp_dtype: torch.dtype | None = None
+    higher_is_better: bool = True
+    _eval_modules: list[nn.Module] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        scaled = self.amp_dtype == torch.float16 and self.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        if self.model.training:
+            # Parts that the user put in evaluation mode, such as a pretrained BatchNorm, stay
+            # there.
+            self._eval_modules = [module for module in self.model.modules() if not module.training]
+
+    def epoch(self) -> float:
+        """Train one epoch.
+
+        Returns:
+            the mean loss over the samples.
+
+        Raises:
+            UsageError: the loader yields nothing.
+        """
+        self.model.train()
+        for module in self._eval_modules:
+            module.training = False
+        total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        for batch in self.loader:
+            inputs, target = moved(self.unpack(batch), self.device)
+            self.optimizer.zero_grad()
+            with autocast(self.device, self.amp_dtype):
+                loss = self.objective.loss(call(self.model, inputs), target)
+            self.scaler.scale(loss).backward()
+            if self.clip is not None:
+                self.scaler.unscale_(self.optimizer)
+                self.clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            if isinstance(self.scheduler, PER_BATCH):
+                self.scheduler.step()
+            samples = sample_count(inputs)
+            total, count = total + loss.detach() * samples, count + samples
+        if count == 0:
+            raise UsageError("train_loader: it yields no batch; give one that does")
+        return float(total) / count
+
+    def end_epoch(self, validation: Validation) -> None:
+        """Step a scheduler of epochs.
+
+        ``ReduceLROnPlateau`` gets the metric if its mode is that of the metric: ``max`` where
+        higher is better, else ``min``. Otherwise it gets the score in mode ``max``, and the loss
+        in mode ``min``.
+        """
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            rises = self.scheduler.mode == "max"
+            value = validation.score if rises else validation.loss
+            if validation.metric is not None and rises == self.higher_is_better:
+                value = validation.metric
+            self.scheduler.step(value)
+        elif self.scheduler is not None and not isinstance(self.scheduler, PER_BATCH):
+            self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of optimizer, scheduler and loss scaler."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else _state_of(self.scheduler),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``."""
+        self.optimizer.load_state_dict(saved["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(saved["scheduler"])
+        self.scaler.load_state_dict(saved["scaler"])
+
+
+def _state_of(scheduler: LRScheduler) -> dict[str, Any]:
+    """The state of a scheduler without what only its factory knows."""
+    return {k: v for k, v in scheduler.state_dict().items() if not callable(v)}
+
+
+LEARNING_RATE = 1e-3
+"""Learning rate of AdamW, the optimizer if none is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How every attempt trains.
+
+    Attributes:
+        options: see ``grow``; ``unpack`` is the one that fits the loss.
+        train_loader: the training data.
+        loaders: everything that may hold a generator.
+        objective: the loss.
+        device: device of the module.
+        example: inputs by which the slots are found.
+    """
+
+    options: GrowOptions
+    train_loader: Iterable[Any]
+    loaders: tuple[object, ...]
+    objective: Objective
+    device: torch.device
+    example: Any
+
+    def report(self, line: str) -> None:
+        """Print at once, also into a pipe."""
+        if self.options.progress:
+            print(line, flush=True)
+
+    def optimizer(self, model: nn.Module, initial: nn.Module) -> Optimizer:
+        """The optimizer for ``model``: that of ``initial``, if it was made of its parameters."""
+        make = self.options.optimizer or partial(AdamW, lr=LEARNING_RATE)
+        optimizer = make([p for p in model.parameters() if p.requires_grad])
+        if model is not initial and not updates(optimizer, model):
+            # It was made from the parameters of the module that was passed, not from its arguments.
+            optimizer = optimizer_of(optimizer, initial, model)
+        return optimizer
+
+    def training(self, model: nn.Module, growth: Growth) -> Training:
+        """The training of ``model`` with the optimizer of its growth."""
+        options, optimizer = self.options, growth.optimizer
+        assert optimizer is not None
+        return Training(
+            model,
+            self.train_loader,
+            self.objective,
+            optimizer,
+            self.device,
+            options.scheduler(optimizer) if options.scheduler else None,
+            None if options.clip is None else partial(growth.clip, options.clip),
+            options.unpack,
+            options.amp_dtype,
+            options.higher_is_better,
+        )
+
+    def evaluator(self, model: nn.Module, loader: Iterable[Any], scale: Scale) -> Evaluator:
+        """The validation of ``model`` on a loader."""
+        options = self.options
+        return Evaluator(
+            model,
+            loader,
+            self.objective,
+            self.device,
+            options.metric,
+            options.higher_is_better,
+            options.unpack,
+            options.amp_dtype,
+            scale,
+        )
+
+
+class Attempts:
+    """Trains variants of a module, each ``tries`` times, with a checkpoint for a later process.
+
+    Args:
+        recipe: how to train.
+        initial: the module with its initial weights.
+
+    Raises:
+        UsageError: the file belongs to other options, or cannot be read or written.
+    """
+
+    def __init__(self, recipe: Recipe, initial: nn.Module):
+        self.recipe, self.tries, self.initial = recipe, recipe.options.tries, initial
+        file = recipe.options.checkpoint
+        self.path = None if file is None else Path(file)
+        self._keeps = self.tries > 1 or self.path is not None
+        parameters = [f"{name} {tuple(p.shape)}" for name, p in initial.named_parameters()]
+        settings = {"model": parameters, **to_resume(recipe.options)}
+        checkpoint = None
+        if self.path is not None:
+            saving.check_folder(self.path)
+            checkpoint = saving.read(self.path, settings)
+        random = saving.random_state(recipe.loaders)
+        self._checkpoint: dict[str, Any] = checkpoint or {
+            "settings": settings,
+            "initial": copied_state(initial) if self._keeps else None,
+            "begun": random,
+            "now": None,
+            "scale": None,
+            "random": random,
+            "variants": {},
+        }
+        if checkpoint is not None:
+            saving.set_random_state(checkpoint["random"], recipe.loaders)
+
+    def best(
+        self, name: str, model: nn.Module, policy: str | Actor, validate: Evaluator
+    ) -> GrowthResult:
+        """The best attempt of a variant, by validation score minus price.
+
+        Its weights are loaded into ``model``.
+
+        Args:
+            name: name of the variant. Each begins with the same weights and random numbers.
+            model: the module, with its initial weights.
+            policy: see ``Growth``.
+            validate: validates the module; its scale is shared by all variants.
+        """
+        report, checkpoint = self.recipe.report, self._checkpoint
+        entry = checkpoint["variants"].setdefault(name, {"worths": [], "best": None, "state": None})
+        validate.scale.first = checkpoint["scale"]
+        for number in range(len(entry["worths"]), self.tries):
+            state = checkpoint["now"]
+            if state is None:
+                if self._keeps:
+                    strip(model).load_state_dict(checkpoint["initial"])
+                if number == 0:
+                    saving.set_random_state(checkpoint["begun"], self.recipe.loaders)
+            else:
+                epoch = len(state["growth"]["history"])
+                report(f"resuming after epoch {epoch} from {self.path}")
+            result = self._attempt(model, policy, validate, number, state)
+            net_score = result.worth
+            if all(comparable(net_score) > comparable(each) for each in entry["worths"]):
+                entry["best"] = result.plain()
+                entry["state"] = copied_state(model) if self._keeps else None
+            entry["worths"].append(net_score)
+            checkpoint["now"] = None
+            if self.tries > 1:
+                report(
+                    f"try {number + 1}/{self.tries}: {net_score:.4f} on validation after the price"
+                )
+            self._write(validate)
+        if self._keeps:
+            saving.load_grown(strip(model), entry["state"])
+        result = GrowthResult.from_plain(model, entry["best"])
+        result.tries = list(entry["worths"])
+        if self.tries > 1:
+            best = result.tries.index(max(result.tries, key=comparable)) + 1
+            report(f"kept try {best} of {self.tries}, the best on validation")
+        return result
+
+    def _attempt(
+        self,
+        model: nn.Module,
+        policy: str | Actor,
+        validate: Evaluator,
+        number: int,
+        state: dict[str, Any] | None,
+    ) -> GrowthResult:
+        """Train and grow to the end, from the start or from the state of an earlier process."""
+        recipe, options, host = self.recipe, self.recipe.options, parameter_count(model)
+        growth = Growth(
+            model,
+            recipe.optimizer(model, self.initial),
+            validate=validate,
+            example=recipe.example,
+            report=recipe.report if options.progress else None,
+            **options.of_growth() | {"policy": policy, "seed": options.seed + number},
+        )
+        training = recipe.training(model, growth)
+        before = 0.0
+        if state is None:
+            growth.begin()
+        else:
+            before = state["seconds"]
+            growth.load_state_dict(state["growth"])
+            model.load_state_dict(state["model"])
+            training.load_state_dict(state["training"])
+            saving.set_random_state(self._checkpoint["random"], recipe.loaders)
+        begun = monotonic()
+        for _ in range(len(growth.history), options.epochs):
+            loss = training.epoch()
+            validation = validate()
+            training.end_epoch(validation)
+            record = growth.step(validation, train_loss=loss)
+            if any([callback(record) is True for callback in options.callbacks]):
+                break
+            if self.path is not None and record.epoch < options.epochs:
+                self._checkpoint["now"] = {
+                    "growth": growth.state_dict(),
+                    "model": model.state_dict(),
+                    "training": training.state_dict(),
+                    "seconds": before + monotonic() - begun,
+                }
+                self._write(validate)
+        growth.finish()
+        return GrowthResult(
+            model,
+            growth.history,
+            validate(),
+            None,
+            parameter_count(model),
+            host,
+            before + monotonic() - begun,
+            options.price,
+        )
+
+    def _write(self, validate: Evaluator) -> None:
+        """Write the checkpoint."""
+        self._checkpoint["scale"] = validate.scale.first
+        if self.path is not None:
+            self._checkpoint["random"] = saving.random_state(self.recipe.loaders)
+            saving.write(self.path, self._checkpoint)
