@@ -12,8 +12,9 @@ from rich.console import Console
 
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import LIBRARIES
-from esper.scripts import evaluate, grown_files
+from esper.scripts import grown_files
 from esper.simic.own_models.history import draw
+from esper_lab import evaluate
 from processes import ran
 from small_runs import SMALL
 

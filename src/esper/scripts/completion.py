@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.laboratory import find_part
 from esper.scripts.flags import documented
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -25,7 +26,6 @@ ARGUMENTS = {
         "random": "train.RandomArguments",
         "schedule": "train.ScheduleArguments",
     },
-    "evaluate": "evaluate.EvaluateArguments",
     "grow": "grow_arguments.GrowArguments",
     "policies": "policies.PoliciesArguments",
     "sanctum": "sanctum.SanctumArguments",
@@ -52,7 +52,7 @@ def completion(arguments: list[str]) -> int:
     try:
         with redirect_stdout(script):
             tyro.cli(
-                _any_of(ARGUMENTS),
+                _any_of(ARGUMENTS | _of_laboratory()),
                 args=["--tyro-write-completion", arguments[0], "-"],
                 prog="esper",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
@@ -78,7 +78,15 @@ def _any_of(commands: dict[str, Any]) -> Any:
     )
 
 
-def _view(home: str) -> Any:
+def _of_laboratory() -> dict[str, Any]:
+    """The arguments of ``esper evaluate``, if the laboratory is installed."""
+    arguments = find_part("evaluate_arguments")
+    return {} if arguments is None else {"evaluate": arguments}
+
+
+def _view(home: Any) -> Any:
     """The type that tyro shows for a command."""
+    if not isinstance(home, str):
+        return documented(home)
     module, name = home.split(".")
     return documented(getattr(import_module(f"esper.scripts.{module}"), name))

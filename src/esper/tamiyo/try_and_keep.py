@@ -14,7 +14,7 @@ from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import first_applicable, on_device, with_canonical, without_learning
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.leyline.actions import Op
 from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import on_device
-from esper.tamiyo.plans import blueprint_of
+from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
 
