@@ -42,4 +42,4 @@ def test_table_of_another_format_is_an_error(tmp_path: Path):
 
 def test_the_shipped_table_covers_every_task_of_the_suites_or_none():
     assert read_worth().keys() in (set(), {*SUITES["suite"], *SUITES["held_out"]})
-    assert TABLE.parent.name == "runtime"
+    assert TABLE.parent.name == "esper_lab"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.laboratory import MISSING, find_part
 from esper.runtime.task import Task
 
 
@@ -129,6 +130,8 @@ def find(name: str) -> Task:
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
     known = [*TASKS, *SUITES]
     hint = suggestion(name, known, f"choose from {', '.join(sorted(known))}")
+    if find_part("families") is None:
+        hint += f". Families are not offered: {MISSING}"
     raise UsageError(f"task: there is no task {name!r}; {hint}")
 
 

@@ -7,6 +7,7 @@ from esper.leyline.laboratory import part
 from esper.scripts.entry import Command, dispatch, run_command
 
 OF_LABORATORY = ("evaluate",)
+"""Commands that the laboratory offers."""
 
 
 def _later(name: str, summary: str) -> Command:
@@ -14,7 +15,7 @@ def _later(name: str, summary: str) -> Command:
 
     def command(arguments: list[str]) -> int:
         if name in OF_LABORATORY:
-            run: Command = part(name, name)
+            run: Command = part(name, f"esper {name}")
         else:
             run = getattr(import_module(f"esper.scripts.{name}"), name)
         return run(arguments)
