@@ -14,7 +14,7 @@ import textwrap
 
 from reporting import made_on, new_parser, publish
 
-from esper.scripts.evaluate import evaluate
+from esper_lab.evaluate import evaluate
 
 COMMAND = ("--policy", "heuristic")
 WIDTH = 105

@@ -19,9 +19,9 @@ from reporting import made_on, publish, table
 from runs import Mean, Run, study_parser, trained
 
 from esper.karn.intervals import interval
-from esper.karn.ladder import points_text
 from esper.leyline.config import defaults_of
 from esper.leyline.events import to_floats
+from esper_lab.ladder_steps import points_text
 
 CORRECTIONS = ("vtrace", "none")
 Figures = dict[str, dict[str, list[float]]]

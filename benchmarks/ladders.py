@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from reporting import table
 
 from esper.karn.intervals import two_levels
-from esper.karn.ladder import Points, Step, points, points_text, steps, units, verdict
-from esper.leyline.evaluation import RULES, WITHOUT_GROWING, Evaluation, Rung
+from esper_lab.evaluation import RULES, WITHOUT_GROWING, Evaluation, Rung
+from esper_lab.ladder_steps import Points, Step, points, points_text, steps, units, verdict
 
 Floats = NDArray[np.float64]
 Splits = Sequence[int | None]

@@ -25,12 +25,11 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import GroupKFold, cross_val_score
 from torch import Tensor
 
-from esper.karn.ladder import points, points_text
 from esper.runtime.tasks import Task
-from esper.simic.evaluation.play import Outcome, Population, Rules, play, tasks_of_groups
+from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import Actor, NeverActor, blueprint_of
-from esper.tamiyo.plans import PLACES
+from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
@@ -39,6 +38,9 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURES,
 )
 from esper.tamiyo.try_and_keep import RuleActor, Trial, TryAndKeepActor, trial_of
+from esper_lab.ladder_steps import points, points_text
+from esper_lab.plans import PLACES
+from esper_lab.play import Outcome, Population, Rules, play, tasks_of_groups
 
 Floats = NDArray[np.float64]
 DELAYS = 1, 3

@@ -17,13 +17,14 @@ from runs import Run, Settings, trained
 from esper.karn.store import read_events
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig, OfflineMethod
 from esper.leyline.events import TrainingFinished
-from esper.simic.evaluation.play import Hosts, Rules, play, play_plans
+from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training import growth_trainee
 from esper.tamiyo.baselines import Actor, NeverActor
-from esper.tamiyo.plans import LibraryActor, Plan, library
+from esper_lab.plans import LibraryActor, Plan, library
+from esper_lab.play import Hosts, Rules, play, play_plans
 
 Floats = NDArray[np.float64]
 METHODS: tuple[OfflineMethod, ...] = ("bc", "awr")

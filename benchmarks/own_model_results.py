@@ -26,11 +26,12 @@ from reporting import kept, made_on, new_parser, publish, table
 from torch import nn
 
 from esper.karn.intervals import interval
-from esper.karn.ladder import points_text, verdict
+from esper.karn.report.tables import verdict
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growing import grow
 from esper.own_models.objectives import objective
 from esper.tolaria.memory import forget_peak, peak_resident
+from esper_lab.ladder_steps import points_text, verdict
 
 SEEDS, TUNING_SEEDS = (0, 1, 2, 3, 4), (100, 101)
 PLAIN, SAME_SIZE, SAME_TIME = "plain", "wider, equal parameters", "longer, equal time"

@@ -30,14 +30,14 @@ from policy_page import result_page
 from reporting import kept, made_on, new_parser, publish
 
 from esper.leyline.config.offline import OfflineConfig
-from esper.leyline.evaluation import Evaluation, Rung
-from esper.simic.evaluation.hosts import FRESH_HOSTS
-from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.ladder import policy_rungs
-from esper.simic.evaluation.play import Population
 from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
-from esper.tamiyo.plans import library
+from esper_lab.evaluation import Evaluation, Rung
+from esper_lab.hosts import FRESH_HOSTS
+from esper_lab.kept_stages import Stages
+from esper_lab.ladder import policy_rungs
+from esper_lab.plans import library
+from esper_lab.play import Population
 
 RECORDED, CHUNK = 2688, 64
 """Draws whose branches are recorded, and how many of them in a run."""

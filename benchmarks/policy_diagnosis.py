@@ -30,15 +30,15 @@ from policy_further import ladder_hosts, tuning, work_of
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
-from esper.simic.evaluation.without_looking import SCORES
 from esper.simic.offline.recorded_data import read_data
-from esper.tamiyo.plans import PlannedSeed, library
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,
     SEED_SIGNALS,
     SLOT_FEATURES,
 )
+from esper_lab.plans import PlannedSeed, library
+from esper_lab.without_looking import SCORES
 
 FAMILY = ONE_SEED.family
 METHODS: dict[OfflineMethod, str] = {

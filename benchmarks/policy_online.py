@@ -27,14 +27,14 @@ from policy_further import (
 )
 from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
-from esper.karn.ladder import points, points_text
 from esper.leyline.config import defaults_of, unflatten
 from esper.leyline.metrics import Metric
 from esper.runtime.registry import HELD_OUT_DRAWS
-from esper.simic.evaluation.play import Population
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import run_training
+from esper_lab.ladder_steps import points, points_text
+from esper_lab.play import Population
 
 Values = NDArray[np.float64]
 FAMILY, SHIPPED = "one_seed", "keep-or-move"

@@ -26,9 +26,9 @@ from policy_further import (
 from reporting import table
 from what_shifts import KINDS, what_shifts
 
-from esper.karn.ladder import headroom_text, points, points_text, steps
-from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
+from esper_lab.evaluation import CLAIRVOYANT, Evaluation, Rung
+from esper_lab.ladder_steps import headroom_text, points, points_text, steps
 
 WAYS = "greedy", "sampled"
 SHARE = 0.4

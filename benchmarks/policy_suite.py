@@ -23,8 +23,8 @@ from policy_further import (
 from policy_page import SHARE, best_rule_of, share_of_way
 from reporting import made_on, new_parser, publish, table
 
-from esper.karn.ladder import Points, points_text
-from esper.leyline.evaluation import CLAIRVOYANT
+from esper_lab.evaluation import CLAIRVOYANT
+from esper_lab.ladder_steps import Points, points_text
 
 CONTROLLERS = range(1, 9)
 

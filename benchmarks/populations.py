@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from esper.leyline.evaluation import Evaluation
-from esper.simic.evaluation.hosts import hosts_by_horizon
-from esper.simic.evaluation.ladder import RULE, evaluate
-from esper.simic.evaluation.play import Hosts
+from esper_lab.evaluation import Evaluation
+from esper_lab.hosts import hosts_by_horizon
+from esper_lab.ladder import RULE, evaluate
+from esper_lab.play import Hosts
 
 SPLITS = 8
 """Default number of splits."""

@@ -33,15 +33,15 @@ from numpy.typing import NDArray
 from reporting import kept, made_on, new_parser, publish, table
 from runs import Mean
 
-from esper.kasmina.hosts.widening import widened
 from esper.kasmina.seeds import SeedState
-from esper.runtime.recipes import TABLE, Recipe, Tuned
 from esper.runtime.tasks import Task, find_all
-from esper.simic.evaluation.tuned import GROWN
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
+from esper_lab.recipes import TABLE, Recipe, Tuned
+from esper_lab.tuned import GROWN
+from esper_lab.widening import widened
 
 Floats = NDArray[np.float64]
 

@@ -31,17 +31,17 @@ from populations import SPLITS, controls, parts
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
-from esper.karn.ladder import points_text, steps
-from esper.leyline.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper.runtime.tasks import FAMILIES
 from esper.scripts.entry import guarded
-from esper.simic.evaluation.controls import ORDERS
-from esper.simic.evaluation.hosts import held_out_of
-from esper.simic.evaluation.joining import joined_rungs
-from esper.simic.evaluation.kept_stages import Stages
-from esper.simic.evaluation.ladder import policy_rungs
-from esper.simic.evaluation.play import Hosts
 from esper.simic.tools.grow import GrowingPolicy
+from esper_lab.controls import ORDERS
+from esper_lab.evaluation import CLAIRVOYANT, Evaluation, Rung
+from esper_lab.hosts import held_out_of
+from esper_lab.joining import joined_rungs
+from esper_lab.kept_stages import Stages
+from esper_lab.ladder import policy_rungs
+from esper_lab.ladder_steps import points_text, steps
+from esper_lab.play import Hosts
 
 WAYS = "greedy", "sampled"
 

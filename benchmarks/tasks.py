@@ -19,13 +19,13 @@ from ladders import best_of, control_figures
 from populations import SPLITS, controls, parts
 from reporting import made_on, new_parser, publish, table
 
-from esper.karn.ladder import points, points_text
 from esper.leyline.actions import BLUEPRINTS, TEMPO_STEPS, Style
-from esper.leyline.evaluation import CLAIRVOYANT, LOOKING, WITHOUT_GROWING, Evaluation
 from esper.runtime.tasks import SUITES, Task, find, find_all
-from esper.runtime.worth import TABLE
 from esper.scripts.entry import guarded
-from esper.tamiyo.plans import Plan, library, schedule
+from esper_lab.evaluation import CLAIRVOYANT, LOOKING, WITHOUT_GROWING, Evaluation
+from esper_lab.ladder_steps import points, points_text
+from esper_lab.plans import Plan, library, schedule
+from esper_lab.worth import TABLE
 
 FIXED = "best fixed schedule"
 COLUMNS = {

@@ -16,15 +16,15 @@ import torch
 from reporting import kept, made_on, new_parser, publish, table
 
 from esper.karn.intervals import interval
-from esper.karn.ladder import points_text
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.runtime.tasks import Task, find
 from esper.runtime.text import BITS_PER_NAT
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.simic.tools.diagnosis import PolicyResult, run_policy
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
+from esper_lab.diagnosis import PolicyResult, run_policy
+from esper_lab.ladder_steps import points_text
 
 HOSTS = 1
 """Episode number that determines the hosts."""

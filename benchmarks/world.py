@@ -20,14 +20,14 @@ import torch
 from ladders import control_figures, ladder_table
 from reporting import RESULTS, made_on, new_parser, publish
 
-from esper.karn.ladder import headroom, headroom_text, steps
 from esper.runtime.tasks import FAMILIES
-from esper.simic.evaluation.controls import controls_identity
-from esper.simic.evaluation.hosts import SPLITS, evaluation_hosts
-from esper.simic.evaluation.ladder import RULE, evaluate
-from esper.simic.evaluation.shipped_controls import ShippedControls, write_shipped
 from esper.simic.run.run_directory import git_revision
-from esper.tamiyo.plans import library
+from esper_lab.controls import controls_identity
+from esper_lab.hosts import SPLITS, evaluation_hosts
+from esper_lab.ladder import RULE, evaluate
+from esper_lab.ladder_steps import headroom, headroom_text, steps
+from esper_lab.plans import library
+from esper_lab.shipped_controls import ShippedControls, write_shipped
 
 
 def progress(suite: str, stage: str, done: int, total: int) -> None:

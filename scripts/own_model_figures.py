@@ -7,7 +7,7 @@ import numpy as np
 from policy_figures import read
 
 from esper.karn.intervals import interval
-from esper.karn.ladder import points_text
+from esper_lab.ladder_steps import points_text
 
 PLAIN = "plain"
 STATIC = PLAIN, "wider, equal parameters", "longer, equal time"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from esper.karn.ladder import points_text, verdict
+from esper_lab.ladder_steps import points_text, verdict
 
 
 def read(name: str, results: Path) -> Any:

@@ -17,9 +17,9 @@ from typing import Any
 from own_model_figures import own_models
 from policy_figures import acting, looking, looking_in_short, policy, read, what_shifts
 
-from esper.karn.ladder import points_text, verdict
-from esper.leyline.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
-from esper.simic.evaluation.shipped_controls import shipped_controls, shipped_suites
+from esper_lab.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
+from esper_lab.ladder_steps import points_text, verdict
+from esper_lab.shipped_controls import shipped_controls, shipped_suites
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

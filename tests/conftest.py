@@ -11,6 +11,11 @@ import pytest
 # reads this when torch is imported.
 os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
 
+# Esper looks for its laboratory when the tasks are imported.
+import laboratory_entry  # noqa: F401
+
+# isort: split
+
 import torch
 
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS

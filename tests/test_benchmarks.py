@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.runtime.recipes import Recipe, Tuned, read_tuned
 from esper.runtime.tasks import find
-from esper.simic.evaluation.play import Population, play
 from esper.tamiyo.baselines import NeverActor
+from esper_lab.play import Population, play
+from esper_lab.recipes import Recipe, Tuned, read_tuned
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"

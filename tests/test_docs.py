@@ -25,7 +25,6 @@ from esper.leyline.config.setting import spellings
 from esper.leyline.metrics import METRICS, PER_HEAD
 from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts.check import CheckArguments
-from esper.scripts.evaluate import EvaluateArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import ImitationArguments, OfflineArguments
@@ -47,6 +46,7 @@ from esper.scripts.train import (
     ScheduleArguments,
 )
 from esper.simic.gym.memory_tasks import register
+from esper_lab.evaluate import EvaluateArguments
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(esper.__file__).parent

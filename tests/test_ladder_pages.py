@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from esper.karn.intervals import interval, two_levels
-from esper.leyline.evaluation import LOOKING, Evaluation, Rung
 from esper.runtime.tasks import find
-from esper.runtime.worth import read_worth
-from esper.tamiyo.plans import NEVER, PlannedSeed, library
-from esper.tamiyo.plans import Plan as PlanOfLibrary
+from esper_lab.evaluation import LOOKING, Evaluation, Rung
+from esper_lab.plans import NEVER, PlannedSeed, library
+from esper_lab.plans import Plan as PlanOfLibrary
+from esper_lab.worth import read_worth
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -10,6 +10,7 @@ import pytest
 import esper
 
 ROOT = Path(esper.__file__).parent
+LABORATORY = ROOT.parent / "esper_lab"
 TESTS = Path(__file__).parent
 LAYERS = (
     *("leyline", "native", "kasmina", "runtime", "tolaria", "tamiyo"),
@@ -58,6 +59,28 @@ def test_a_module_imports_only_what_lies_below(path) -> None:
     known = imported(path) & set(ALLOWED)
     allowed = FACE if path == ROOT / "__init__.py" else ALLOWED[layer] if layer else set()
     assert known <= allowed, sorted(known)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_of_esper_names_the_laboratory_s_package(path) -> None:
+    assert "esper_lab" not in path.read_text()
+
+
+LIBRARIES = {"matplotlib", "mnist1d", "msgspec", "numpy", "rich", "scipy", "sklearn", "torch"}
+
+
+@pytest.mark.parametrize("path", sorted(LABORATORY.glob("*.py")), ids=lambda path: path.name)
+def test_the_laboratory_imports_esper_and_nothing_else_of_the_repository(path) -> None:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level
+            modules.add(node.module)
+    tops = {name.partition(".")[0] for name in modules}
+    allowed = {"esper", "esper_lab", *sys.stdlib_module_names, *LIBRARIES}
+    assert tops <= allowed, sorted(tops - allowed)
 
 
 def test_importing_the_package_is_light() -> None:
@@ -115,7 +138,6 @@ ROOMS = {
     },
     "offline": {"learner", "impala", "growth", "run", "records", "training", "offline"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
-    "evaluation": {"learner", "growth", "run", "tools", "evaluation"},
 }
 """The rooms of ``simic``, and which of them each may import; ``learner`` is the folder itself."""
 
@@ -161,10 +183,7 @@ def test_the_learner_stays_small() -> None:
 
 
 SHARED_NAMES = {
-    "baselines": "what a policy is compared with: actors without a network, and training alone",
     "agent": "makes the learner, of growth and of Gymnasium",
-    "evaluation": "the evaluation of a policy, of growth (its file) and of Gymnasium",
-    "ladder": "the ladder of an evaluation: how it is played, and its figures",
     "collect": "collects a rollout, of growth and of Gymnasium",
     "mlp": "the fully connected family: its host and its blueprints",
 }
@@ -205,5 +224,5 @@ def test_the_quick_tests_exist_and_touch_every_package() -> None:
         for package in outermost | rooms
         if not any(name.startswith(package) for name in quick)
     }
-    # What is compiled for all packages is tested by what calls it.
-    assert untouched <= {"native"}
+    # What is compiled for all packages, and what a command alone calls, is tested by what calls it.
+    assert untouched <= {"native", "simic/tools"}

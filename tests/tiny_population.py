@@ -7,13 +7,13 @@ from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
-from esper.runtime.shifts import Shift, shifted_digits
 from esper.runtime.tasks import Pretraining, Task
-from esper.simic.evaluation.play import Population, tasks_of_groups
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
-from esper.tamiyo.plans import Plan, PlannedSeed, schedule
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
+from esper_lab.plans import Plan, PlannedSeed, schedule
+from esper_lab.play import Population, tasks_of_groups
+from esper_lab.shifts import Shift, shifted_digits
 
 CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)
 LARGE = Plan("large in the last slot", (PlannedSeed(1.0, 1.0, 0.0),))

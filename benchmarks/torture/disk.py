@@ -13,9 +13,10 @@ from unittest.mock import patch
 
 import torch
 
+from esper.leyline import disk
 from esper.leyline.errors import UsageError
 from esper.simic.ppo import PPOAgent
-from esper.simic.run import checkpoint, disk
+from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee
 from torture.common import TINY, Part, differs, fresh, quiet, resumed, timed, trained

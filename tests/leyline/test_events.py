@@ -121,7 +121,6 @@ HOMONYMS = {
     "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
     "scripts/console.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
-    "simic/evaluation/without_looking.py": {"loss"},
     "own_models/": {"loss", "clip"},
     "scripts/check.py": {"loss"},
     "scripts/grow_model.py": {"loss", "clip"},

@@ -13,7 +13,8 @@ from rich.console import Console
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import LIBRARIES
 from esper.own_models.growth_picture import draw
-from esper.scripts import evaluate, grown_files
+from esper.scripts import grown_files
+from esper_lab import evaluate
 from processes import ran
 from small_runs import SMALL
 

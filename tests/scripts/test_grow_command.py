@@ -13,7 +13,7 @@ import torch
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TASKS, Task, find
-from esper.scripts import check, describe, grow_task
+from esper.scripts import check, grow_task
 from esper.scripts.entry import guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
@@ -21,6 +21,7 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.tools.grow import grow_on_task as grow_host
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
+from esper_lab import describe
 from support import own_blueprints
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.ladder import points_text
 from esper.leyline.errors import UsageError
 from esper.own_models.lifecycle_controller import POLICIES
 from esper.scripts.policies import policies
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo import policy_box
 from esper.tamiyo.policy_box import SECTIONS, cards
+from esper_lab.ladder_steps import points_text
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

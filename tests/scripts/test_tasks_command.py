@@ -15,11 +15,11 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
-from esper.runtime.worth import Worth
-from esper.scripts import describe
 from esper.scripts.tasks import TasksArguments, show, tasks
-from esper.simic.tools.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
 from esper.simic.training.vectorized import run_training
+from esper_lab import describe
+from esper_lab.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
+from esper_lab.worth import Worth
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANUAL = (DOCS / "extending.md").read_text().split("\n## A task\n")[1].split("\n## ")[0]

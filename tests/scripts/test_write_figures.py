@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from esper.simic.evaluation import shipped_controls
-from esper.simic.evaluation.hosts import SPLITS
-from esper.simic.evaluation.shipped_controls import ShippedControls
+from esper_lab import shipped_controls
+from esper_lab.hosts import SPLITS
+from esper_lab.shipped_controls import ShippedControls
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

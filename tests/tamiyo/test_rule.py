@@ -3,12 +3,12 @@
 import torch
 
 from esper.runtime.tasks import find
-from esper.simic.evaluation.trials import TRIALS, TrialPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.precision import Precision
+from esper_lab.trials import TRIALS, TrialPlan, trial_actor
 from synthetic import CPU
 
 LENGTH = 14

@@ -4,15 +4,16 @@ import torch
 
 from esper.leyline.actions import HEADS, Op
 from esper.runtime.tasks import find
-from esper.simic.evaluation.trials import TURNS, TurnPlan, trial_actor
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.baselines import blueprint_of
+from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper.tolaria.precision import Precision
+from esper_lab.trials import TURNS, TurnPlan, trial_actor
 from rule_observations import SLOTS, observed
 from synthetic import CPU
 

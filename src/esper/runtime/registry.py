@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.laboratory import MISSING, find_part
 from esper.runtime.task import Task
 
 
@@ -128,8 +129,10 @@ def find(name: str) -> Task:
     if name in SUITES:
         names = SUITES[name] if len(SUITES[name]) <= 20 else (*SUITES[name][:3], "...")
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
-    every = [*TASKS, *SUITES]
-    hint = suggestion(name, every, f"choose from {', '.join(sorted(every))}")
+    names = [*TASKS, *SUITES]
+    hint = suggestion(name, names, f"choose from {', '.join(sorted(names))}")
+    if find_part("families") is None:
+        hint += f". Families are not offered: {MISSING}"
     raise UsageError(f"task: there is no task {name!r}; {hint}")
 
 

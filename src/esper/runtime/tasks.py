@@ -14,10 +14,10 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
+from esper.leyline.laboratory import find_part
 from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import cifar10
 from esper.runtime.data import Dataset, DrawnSplit, FromDirectory, digits
-from esper.runtime.families import ADAPTATION, FROM_SCRATCH, ONE_SEED, SEQUENCES
 from esper.runtime.registry import (
     FAMILIES,
     SUITES,
@@ -179,5 +179,5 @@ _add_text("text_bytes", heads=0)
 # A GPT with attention, which does not reach its capacity within one episode.
 _add_text("text_gpt", heads=2)
 
-for family in (ADAPTATION, ONE_SEED, FROM_SCRATCH, SEQUENCES):
+for family in find_part("families") or ():
     add_family(family)

@@ -10,10 +10,12 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.laboratory import find_part
 from esper.scripts.flags import documented
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[str, ...] = get_args(Shell)
+LABORATORY = "laboratory"
 ARGUMENTS = {
     "train": {
         "ppo": "train.PPOArguments",
@@ -25,7 +27,7 @@ ARGUMENTS = {
         "random": "train.RandomArguments",
         "schedule": "train.ScheduleArguments",
     },
-    "evaluate": "evaluate.EvaluateArguments",
+    "evaluate": f"{LABORATORY}.evaluate_arguments",
     "grow": "grow_arguments.GrowArguments",
     "policies": "policies.PoliciesArguments",
     "sanctum": "sanctum.SanctumArguments",
@@ -48,11 +50,14 @@ def completion(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         hint = suggestion(arguments[0], SHELLS, choices) if len(arguments) == 1 else choices
         raise UsageError(f"completion: esper --completion takes the name of a shell; {hint}")
+    commands = dict(ARGUMENTS)
+    if find_part("evaluate_arguments") is None:
+        del commands["evaluate"]
     script = StringIO()
     try:
         with redirect_stdout(script):
             tyro.cli(
-                _any_of(ARGUMENTS),
+                _any_of(commands),
                 args=["--tyro-write-completion", arguments[0], "-"],
                 prog="esper",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
@@ -81,4 +86,6 @@ def _any_of(commands: dict[str, Any]) -> Any:
 def _view(home: str) -> Any:
     """The type that tyro shows for a command."""
     module, name = home.split(".")
+    if module == LABORATORY:
+        return documented(find_part(name))
     return documented(getattr(import_module(f"esper.scripts.{module}"), name))

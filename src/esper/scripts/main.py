@@ -3,14 +3,21 @@
 from importlib import import_module
 
 from esper import __version__
+from esper.leyline.laboratory import part
 from esper.scripts.entry import Command, dispatch, run_command
+
+OF_LABORATORY = ("evaluate",)
+"""Commands that the laboratory offers."""
 
 
 def _later(name: str, summary: str) -> Command:
     """Return a command that imports its module only when it runs: importing torch takes seconds."""
 
     def command(arguments: list[str]) -> int:
-        run: Command = getattr(import_module(f"esper.scripts.{name}"), name)
+        if name in OF_LABORATORY:
+            run: Command = part(name, f"esper {name}")
+        else:
+            run = getattr(import_module(f"esper.scripts.{name}"), name)
         return run(arguments)
 
     command.__doc__ = summary

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -9,11 +10,10 @@ from rich.text import Text
 
 from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.laboratory import find_part, part
 from esper.runtime.plugins import load
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
-from esper.runtime.worth import Worth, read_worth
 from esper.scripts.check import check
-from esper.scripts.describe import describe
 from esper.scripts.fetch import fetch
 from esper.scripts.flags import parse
 
@@ -71,7 +71,9 @@ def tasks(arguments: list[str]) -> int:
     for path in given.plugin:
         load(path)
     if given.describe:
-        return describe(Console(), given)
+        status: int = part("describe", "describe")(Console(), given)
+        return status
+    read_worth = find_part("worth") or dict
     names = given.names or (*TASKS, *FAMILIES)
     suites = {suite: family for family in FAMILIES for suite in (family, f"{family}_held_out")}
     families = [FAMILIES[name] for name in dict.fromkeys(suites[n] for n in names if n in suites)]
@@ -83,7 +85,7 @@ def tasks(arguments: list[str]) -> int:
 def show(
     console: Console,
     chosen: tuple[Task, ...],
-    worth: dict[str, Worth],
+    worth: dict[str, Any],
     families: Sequence[Family] = (),
 ) -> None:
     """Print the tasks by suite, those without a suite after them, and families at the end."""
@@ -121,7 +123,7 @@ def _family_lines(family: Family) -> str:
     return _entry(family.name, lines)
 
 
-def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
+def _table(title: str, tasks: list[Task], worth: dict[str, Any]) -> Table:
     table = Table(title=Text(title), title_justify="left")
     table.add_column("task", overflow="fold", min_width=max(len(task.name) for task in tasks))
     table.add_column("host")
@@ -144,7 +146,7 @@ def _table(title: str, tasks: list[Task], worth: dict[str, Worth]) -> Table:
     return table
 
 
-def _lines(task: Task, worth: dict[str, Worth]) -> str:
+def _lines(task: Task, worth: dict[str, Any]) -> str:
     lines = [
         ("host", _host(task)),
         ("slots", _slots(task)),
@@ -186,7 +188,7 @@ def _drift(task: Task) -> list[str]:
     return [f"{earliest} to {latest} % into an episode, never in {never} % of episodes"]
 
 
-def _worth(task: Task, worth: dict[str, Worth]) -> str:
+def _worth(task: Task, worth: dict[str, Any]) -> str:
     if task.name not in worth:
         return "not measured"
     found = worth[task.name]
@@ -195,7 +197,7 @@ def _worth(task: Task, worth: dict[str, Worth]) -> str:
     return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
 
 
-def _instead(task: Task, worth: dict[str, Worth]) -> list[str]:
+def _instead(task: Task, worth: dict[str, Any]) -> list[str]:
     """What the best network that does not grow gains, as text; empty if it was not measured."""
     if task.name not in worth:
         return []

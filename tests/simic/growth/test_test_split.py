@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from esper.runtime.tasks import find
-from esper.simic.evaluation.play import play
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
@@ -20,6 +19,7 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine
 from esper.tolaria.precision import Precision
+from esper_lab.play import play
 from small_runs import SMALL
 from support import needs_native
 from synthetic import CPU

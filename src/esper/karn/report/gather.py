@@ -13,7 +13,6 @@ from esper.karn.intervals import Floats
 from esper.karn.report.lives import LifeBook
 from esper.karn.runs import RunInfo, inspect, stored
 from esper.leyline.errors import UsageError
-from esper.leyline.evaluation import LADDERS, Evaluation, read_evaluation
 from esper.leyline.events import (
     AnalyticsSnapshot,
     AnomalyDetected,
@@ -99,8 +98,6 @@ class RunData:
         failure: why the last process failed; None where it recorded no reason.
         episode: accuracy per step of the last completed round; None where steps were not recorded.
         unreadable: number of unreadable lines.
-        evaluations: evaluations of the run's policy, one a suite.
-        refused: why other files of evaluations were refused.
     """
 
     label: str
@@ -124,8 +121,6 @@ class RunData:
     failure: str | None
     episode: Episode | None
     unreadable: int
-    evaluations: list[Evaluation]
-    refused: list[str]
 
     @property
     def task_names(self) -> list[str]:
@@ -174,22 +169,6 @@ class _Pass:
                 self.lives.begin_round()
 
 
-def _evaluations(run: Path) -> tuple[list[Evaluation], list[str]]:
-    """The evaluations that ``esper evaluate`` left in a run, and why others were refused."""
-    found, refused = [], []
-    for path in sorted((run / LADDERS).glob("*.json")):
-        try:
-            evaluation = read_evaluation(path)
-        except UsageError as error:
-            refused.append(str(error))
-            continue
-        if evaluation.suite == path.stem:
-            found.append(evaluation)
-        else:
-            refused.append(f"evaluation: {path} is of {evaluation.suite}; rename it")
-    return found, refused
-
-
 def gather(run: Path) -> RunData:
     """Read a run, live or ended. Of the events of steps, only those of one round are kept.
 
@@ -214,7 +193,6 @@ def gather(run: Path) -> RunData:
     updates = [found.updates[number] for number in sorted(found.updates)]
     snapshots = [found.snapshots[number] for number in sorted(found.snapshots)]
     names = dict.fromkeys(name for update in updates for name in update.metrics)
-    evaluations, refused = _evaluations(run)
     return RunData(
         label=_label(run),
         info=inspect(run),
@@ -240,8 +218,6 @@ def gather(run: Path) -> RunData:
         failure=found.failure,
         episode=_last_episode(run),
         unreadable=reader.unreadable + impossible,
-        evaluations=evaluations,
-        refused=refused,
     )
 
 

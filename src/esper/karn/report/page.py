@@ -6,18 +6,21 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
-from msgspec import structs
 
 from esper.karn.report import tables
 from esper.karn.report.drawing import Picture, styled
 from esper.karn.report.gather import RunData, gather
 from esper.karn.report.growth_figures import growth_pictures
-from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.karn.report.learning_figures import learning_pictures
 from esper.karn.report.machine_figures import anomaly_pictures, throughput_pictures
 from esper.karn.report.policy_figures import policy_pictures
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
+from esper.leyline.laboratory import MISSING, find_part
+from esper.leyline.run_files import LADDERS
+
+Ladders = tuple[list[Picture], list[Table], list[str]]
+"""Pictures and tables of the evaluations of a run, and why others were refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ def render(runs: list[RunData]) -> str:
     """Render the page; return its HTML."""
     _number_labels(runs)
     with styled():
-        sections = _sections(runs)
+        ladders = [_ladders(run) for run in runs]
+        sections = _sections(runs, ladders)
     template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return page.from_string(template).render(
@@ -70,12 +74,14 @@ def render(runs: list[RunData]) -> str:
             )
             for run in runs
         ],
-        notes=[note for run in runs for note in _notes(run)],
+        notes=[
+            note for run, found in zip(runs, ladders, strict=True) for note in _notes(run, found)
+        ],
         sections=sections,
     )
 
 
-def _sections(runs: list[RunData]) -> list[Section]:
+def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
     several = len(runs) > 1
     by_task = [tables.task_table(run, several) for run in runs]
     by_blueprint = [tables.seed_table(run, several) for run in runs]
@@ -84,12 +90,17 @@ def _sections(runs: list[RunData]) -> list[Section]:
     learning = Section("Learning", learning_pictures(runs), [])
     if any(len(run.rounds) for run in runs):
         learning.tables.extend([tables.final_table(runs), *filter(None, by_task)])
+    evaluation = Section(
+        "Evaluation",
+        [picture for pictures, _, _ in ladders for picture in pictures],
+        [table for _, shown, _ in ladders for table in shown],
+    )
     return [
         *([Section("Differences", [], [settings])] if several else []),
         learning,
         Section("Growth", growth_pictures(runs), [t for t in by_blueprint if t]),
         Section("Policy", policy_pictures(runs)),
-        *_evaluation_section(runs),
+        *([evaluation] if evaluation.pictures else []),
         Section("Anomalies", anomaly_pictures(runs), [anomalies] if anomalies else []),
         Section("Throughput", throughput_pictures(runs)),
         Section(
@@ -100,17 +111,13 @@ def _sections(runs: list[RunData]) -> list[Section]:
     ]
 
 
-def _evaluation_section(runs: list[RunData]) -> list[Section]:
-    """The ladders of all runs; none where no policy was evaluated."""
-    found = [
-        structs.replace(evaluation, policy=run.label)
-        for run in runs
-        for evaluation in run.evaluations
-    ]
-    if not found:
-        return []
-    shown = [table for each in found for table in ladder_tables(each)]
-    return [Section("Evaluation", [ladder_picture(each) for each in found], shown)]
+def _ladders(run: RunData) -> Ladders:
+    read = find_part("ladders")
+    if read is not None:
+        found: Ladders = read(run.info.path, run.label)
+        return found
+    there = (run.info.path / LADDERS).is_dir()
+    return [], [], [f"its evaluations are not shown, because {MISSING}"] if there else []
 
 
 def _number_labels(runs: list[RunData]) -> None:
@@ -129,7 +136,7 @@ def _title(runs: list[RunData]) -> str:
     return f"{named}: {runs[0].started.policy}"
 
 
-def _notes(run: RunData) -> list[str]:
+def _notes(run: RunData, ladders: Ladders) -> list[str]:
     """Warnings above the figures, such as an incomplete run or missing events."""
     so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
     notes = {
@@ -144,7 +151,7 @@ def _notes(run: RunData) -> list[str]:
         found.append(f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped}.")
     if run.unreadable:
         found.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
-    found += [f"{run.label}: {line}." for line in run.refused]
+    found += [f"{run.label}: {line}." for line in ladders[2]]
     if not len(run.rounds):
         found.append(f"{run.label} has not completed a round yet.")
     return found

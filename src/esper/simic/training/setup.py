@@ -11,6 +11,7 @@ from torch import Tensor
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.laboratory import part
 from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
 from esper.runtime import plugins
@@ -27,7 +28,6 @@ from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
-from esper.tamiyo.plans import LibraryActor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
@@ -284,6 +284,7 @@ def control(policy: str, environment: GrowthEnv) -> Actor:
     if policy == "random":
         return RandomActor(environment.config.seed)
     if policy == "schedule":
-        return LibraryActor(lambda: environment.current_tasks, environment.config.episode_length)
+        library_actor = part("library_actor", "policy: schedule")
+        return library_actor(lambda: environment.current_tasks, environment.config.episode_length)
     assert policy == "never", policy
     return NeverActor()

@@ -1,0 +1,217 @@
+"""The controls of the ladder: what is played, what is tuned on it, and the rungs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from esper_lab import rules
+from esper_lab.baselines import (
+    BASELINES,
+    factors_of,
+    play_baseline,
+    population_of,
+    tuned_copy,
+)
+from esper_lab.evaluation import (
+    CLAIRVOYANT,
+    EVERYTHING,
+    FULL_TUNING,
+    LOOKING,
+    NEVER_GROW,
+    TRY_AND_KEEP,
+    Rung,
+    best_rung,
+)
+from esper_lab.kept_stages import OnBatch, Stages, digest, hosts_of
+from esper_lab.plans import Plan
+from esper_lab.play import Hosts, Outcome, Population, Rules, play, play_plans
+from esper_lab.rules import RULES, TrainingOutcomes
+from esper_lab.trials import trial_actor, variants_of
+
+ORDERS = 1, 2
+"""Seeds of the two data orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Outcomes of the library of plans, of the variants of try-and-keep and of the baselines.
+
+    Attributes:
+        tuning: plans on the training hosts.
+        fresh: plans on the fresh hosts.
+        again: plans on the fresh hosts with another data order.
+        tuning_trials, fresh_trials: try-and-keep on either, in turn and then at once.
+        baselines: baselines on the fresh hosts, by name, each with one member: the rate that was
+            best on the training hosts.
+    """
+
+    tuning: Outcome
+    fresh: Outcome
+    again: Outcome
+    tuning_trials: Outcome
+    fresh_trials: Outcome
+    baselines: dict[str, Outcome]
+
+
+def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: OnBatch) -> Played:
+    """Play the plans, the variants of try-and-keep and the baselines.
+
+    Args:
+        hosts: see ``hosts.evaluation_hosts``.
+        plans: the library.
+        work: directory in which finished stages are kept; they are not repeated.
+        on_batch: see ``OnBatch``.
+
+    Raises:
+        UsageError: a finished stage cannot be read.
+    """
+    tuning = replace(hosts.training, data_seed=ORDERS[0])
+    fresh, again = (replace(hosts.fresh, data_seed=order) for order in ORDERS)
+    stages = Stages(work, on_batch)
+    return Played(
+        tuning=_of_plans(stages, "tuning", tuning, plans),
+        fresh=_of_plans(stages, "fresh", fresh, plans),
+        again=_of_plans(stages, "again", again, plans),
+        tuning_trials=_of_trials(stages, "tuning-trials", tuning),
+        fresh_trials=_of_trials(stages, "fresh-trials", fresh),
+        baselines={
+            name: _of_baseline(stages, name, tuning, fresh)
+            for name in BASELINES
+            if population_of(name, tuning) and population_of(name, fresh)
+        },
+    )
+
+
+def _of_plans(
+    stages: Stages, name: str, population: Population, plans: tuple[Plan, ...]
+) -> Outcome:
+    return stages.load_or_play(
+        name, population, plans, lambda done: play_plans(population, plans, done)
+    )
+
+
+def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
+    """Try-and-keep with one developing seed at a time, then with all at once."""
+    variants = variants_of(population)
+
+    def played(stage: str, rules: Rules) -> Outcome:
+        def make(done: Callable[[int], None]) -> Outcome:
+            return play(population, trial_actor, len(variants), rules, done)
+
+        return stages.load_or_play(stage, population, variants, make)
+
+    in_turn, at_once = Rules(one_at_a_time=True), Rules(one_at_a_time=False)
+    return Outcome.join([played(name, in_turn), played(f"{name}-at-once", at_once)], axis=1)
+
+
+def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Population) -> Outcome:
+    """The baseline on the fresh hosts, with the rate that is best on the training hosts."""
+
+    def outcome(stage: str, population: Population, factors: tuple[float, ...]) -> Outcome:
+        own = population_of(name, population)
+        trained = [(None if own is None else own.tasks, factor) for factor in factors]
+
+        def make(done: Callable[[int], None]) -> Outcome:
+            return play_baseline(name, population, factors, done)
+
+        return stages.load_or_play(f"{stage}-{name}", population, trained, make)
+
+    factors = factors_of(name)
+    best = 0
+    if len(factors) > 1:
+        best = int(outcome("tuning", tuning, factors).test_utility.mean(0).argmax())
+    return outcome("fresh", fresh, (factors[best],))
+
+
+def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
+    """The rungs of all controls, from the bottom up."""
+    tasks = np.array([task.label for task in hosts.fresh.tasks])
+    known = training_outcomes(played.tuning, hosts.training.tasks[0].episode_length, plans)
+
+    def of_plan(name: str, plan: int | NDArray[np.int_]) -> Rung:
+        return rung_of(name, played.fresh, np.broadcast_to(plan, len(tasks)))
+
+    at_once = [i for i, plan in enumerate(plans) if plan.at_once and plan.start == 0.0]
+    everything = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
+    tuned = [of_plan(name, tune(known)(played.fresh.features)) for name, tune in RULES.items()]
+    tuned.append(_try_and_keep(played))
+    rungs = [of_plan(NEVER_GROW, 0), of_plan(EVERYTHING, everything)]
+    if all(task.host_learning_rate == 0.0 for task in hosts.fresh.tasks):
+        looking = best_rung(tuned, LOOKING)
+        assert looking is not None
+        distance = np.abs(played.fresh.added.mean(0)[at_once] - np.mean(looking.added))
+        rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
+    rungs += [rung_of(name, outcome) for name, outcome in played.baselines.items()]
+    if FULL_TUNING in played.baselines:
+        copies = tuned_copy(played.baselines[FULL_TUNING], hosts.fresh)
+        rungs.append(rung_of(f"{FULL_TUNING} of a copy", copies))
+    rungs += tuned
+    if len(set(tasks)) > 1:
+        utility = played.again.test_utility
+        best = {name: int(utility[tasks == name].mean(0).argmax()) for name in set(tasks)}
+        rungs.append(of_plan("best plan per task", np.array([best[name] for name in tasks])))
+    rungs.append(of_plan(CLAIRVOYANT, played.again.test_utility.argmax(1)))
+    return rungs
+
+
+def _try_and_keep(played: Played) -> Rung:
+    variant = int(played.tuning_trials.test_utility.mean(0).argmax())
+    chosen = np.full(len(played.fresh_trials.added), variant)
+    # Its choice is not a plan of the library.
+    rung = rung_of(TRY_AND_KEEP, played.fresh_trials, chosen)
+    return msgspec.structs.replace(rung, chosen=None)
+
+
+def rung_of(
+    name: str, outcome: Outcome, chosen: NDArray[np.int_] | None = None, policy: bool = False
+) -> Rung:
+    """One member per host if ``chosen``, int64 ``[H]``, else the mean over the members."""
+    rows = np.arange(len(outcome.added))
+
+    def column(values: NDArray[np.float64]) -> list[float]:
+        found = values.mean(1) if chosen is None else values[rows, chosen]
+        return found.tolist()
+
+    return Rung(
+        name=name,
+        policy=policy,
+        utility=column(outcome.test_utility),
+        validation=column(outcome.validation_utility),
+        added=column(outcome.added),
+        chosen=None if chosen is None else chosen.tolist(),
+        score=column(outcome.test_score),
+    )
+
+
+def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> TrainingOutcomes:
+    """What rules are tuned on: the outcome of the plans on training hosts.
+
+    Args:
+        outcome: outcome of the plans.
+        length: steps per episode.
+        plans: the library.
+    """
+    starts = np.array([min(length, round(plan.start * length)) for plan in plans])
+    return TrainingOutcomes(
+        outcome.test_utility, outcome.features, starts, tuple(p.kind for p in plans)
+    )
+
+
+def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:
+    """Identity of the rungs of all controls: hosts, plans, rules and baselines."""
+    trained = {
+        name: (factors_of(name), [own and own.tasks for own in _each(name, hosts)])
+        for name in BASELINES
+    }
+    variants = variants_of(hosts.training)
+    tuned = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
+    populations = hosts_of(hosts.training), hosts_of(hosts.fresh)
+    return digest(populations, ORDERS, plans, tuned, trained)
+
+
+def _each(name: str, hosts: Hosts) -> list[Population | None]:
+    return [population_of(name, hosts.training), population_of(name, hosts.fresh)]

@@ -1,0 +1,217 @@
+"""``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.table import Table
+
+from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.disk import replace_synced
+from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
+from esper.leyline.run_files import LADDERS
+from esper.runtime.plugins import load
+from esper.scripts.flags import parse
+from esper.scripts.output import outlive_output
+from esper.simic.tools.grow import is_run_directory
+from esper_lab.comparisons import budget_text, differences, differences_text
+from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
+from esper_lab.hosts import SPLITS, evaluation_hosts
+from esper_lab.ladder import evaluate as evaluated
+from esper_lab.ladder import usable_controls
+from esper_lab.ladder_steps import HEADS, Step, headroom_text, step_cells, steps
+from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+
+PROGRAM = "esper evaluate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluateArguments:
+    """Measure a policy against controls on fresh hosts of a suite, on the test split.
+
+    The controls are tuned on other hosts: never growing, growing everything, the best fixed
+    schedule, rules that look at the host, and a clairvoyant that knows each host's best plan.
+    Finished stages are kept, so that an interrupted evaluation continues. The controls of some
+    suites ship with Esper; then only the policy is played. The report of a run shows its
+    evaluations.
+    """
+
+    policy: str
+    """The policy: a run directory (its latest checkpoint), a trained one of `esper policies`,
+    heuristic, never, or rule for the controls alone."""
+    suite: str = "adaptation"
+    """Suite, family or task that the hosts are drawn from; a family's fresh hosts are held-out
+    draws, and rules for held-out tasks are tuned on the training suite."""
+    hosts: int = setting(64, Range(4, 4096))
+    """Number of fresh hosts."""
+    training_hosts: int = setting(128, Range(20, 4096))
+    """Number of hosts on which the rules are tuned."""
+    random_plans: int = setting(0, Range(0, 1000))
+    """Number of random schedules in the library, in addition to the systematic ones."""
+    fresh: bool = False
+    """Play the controls anew instead of taking those that ship with Esper."""
+    members: int = setting(4, Range(1, 64))
+    """Episodes per host of a learned policy that samples its actions."""
+    split_seed: int | None = setting(None, SEEDS)
+    """Seed of the split into training, validation and test images of the fresh hosts, for tasks
+    that draw it; by default 0 to 3 in turn. Rules are tuned on other splits."""
+    out: Path | None = None
+    """Directory of the result; by default evaluations/SUITE-POLICY."""
+    work: Path | None = None
+    """Directory in which finished stages are kept; by default evaluations/SUITE-stages."""
+    threads: int | None = setting(None, Range(1, 4096))
+    """CPU threads; by default all."""
+    plugin: tuple[str, ...] = ()
+    """Python files that define your own tasks and blueprints."""
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Measure a policy against controls on fresh hosts."""
+    given = parse(EvaluateArguments, PROGRAM, arguments)
+    outlive_output()
+    for plugin in given.plugin:
+        load(plugin)
+    name = Path(given.policy).name or given.policy
+    out = given.out or Path("evaluations") / f"{given.suite}-{name}"
+    work = given.work or Path("evaluations") / f"{given.suite}-stages"
+    for field, path in (("out", out), ("work", work)):
+        _check_directory(field, path)
+    threads = given.threads or os.cpu_count() or 1
+    torch.set_num_threads(1)
+    splits = SPLITS if given.split_seed is None else (given.split_seed,)
+    parts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
+    console = Console()
+    shipped, why_not = None, None
+    if not given.fresh:
+        sizes = given.training_hosts, given.hosts, given.random_plans
+        shipped, why_not = usable_controls(given.suite, *sizes, splits)
+    if why_not is not None:
+        console.print(why_not, soft_wrap=True)
+    with Progress(console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_batch(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.advance(tasks[stage], done)
+
+        found = evaluated(
+            given.policy,
+            given.suite,
+            parts,
+            given.random_plans,
+            given.members,
+            work,
+            on_batch,
+            shipped,
+        )
+    found = msgspec.structs.replace(found, differences=differences(found), front=front(found))
+    show(console, found)
+    if found.shipped is not None:
+        line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
+        console.print(line, soft_wrap=True)
+    files = {LADDER_FILE: msgspec.json.encode(found), **_picture(found, console)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            replace_synced(out / name, content)
+    except OSError as error:
+        raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
+    written = [out / name for name in files]
+    if is_run_directory(given.policy):
+        written += _into_run(Path(given.policy), found, console)
+    console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
+    return 0
+
+
+def _picture(found: Evaluation, console: Console) -> dict[str, bytes]:
+    """The drawn ladder, by the name of its file; a line instead if the library is missing."""
+    try:
+        require("report", "no ladder.svg")
+    except UsageError as missing:
+        console.print(str(missing), soft_wrap=True, markup=False)
+        return {}
+    from esper.karn.report.drawing import standalone, styled
+    from esper_lab.ladder_figures import ladder_picture
+
+    with styled():
+        drawing = ladder_picture(found).svg
+    return {} if drawing is None else {"ladder.svg": standalone(drawing).encode()}
+
+
+def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:
+    """Keep a copy where the report of the run finds it; return the paths that were written.
+
+    The evaluation itself is written elsewhere, so a run that cannot be written is no error.
+    """
+    path = run / LADDERS / f"{found.suite}.json"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        replace_synced(path, msgspec.json.encode(found))
+    except OSError as error:
+        line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
+        console.print(line, soft_wrap=True)
+        return []
+    return [path]
+
+
+def _check_directory(field: str, path: Path) -> None:
+    """Refuse a directory that could not be written, before hours of work are lost."""
+    present = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not present.is_dir():
+        raise UsageError(f"{field}: {present} is not a directory; name another")
+    try:
+        # Only writing shows it: permissions say nothing of /proc or of a full disk.
+        TemporaryDirectory(dir=present).cleanup()
+    except OSError as error:
+        raise UsageError(
+            f"{field}: {present} cannot be written ({error.strerror}); name another"
+        ) from error
+
+
+def show(console: Console, found: Evaluation) -> None:
+    """Print the ladder over all hosts, and by task where there are several."""
+    names = list(dict.fromkeys(found.tasks))
+    console.print(_table(found.suite, steps(found)))
+    if len(names) > 1:
+        for name in names:
+            console.print(_table(name, steps(found, np.array(found.tasks) == name)))
+    rows = front(found)
+    if rows:
+        console.print(_front_table(rows))
+    for text in (headroom_text(found), differences_text(found), budget_text(found)):
+        if text:
+            console.print(text, soft_wrap=True)
+
+
+def _table(title: str, rows: list[Step]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for head in HEADS:
+        table.add_column(head, justify="right")
+    for row in rows:
+        style = "bold" if row.rung.policy else None
+        table.add_row(row.rung.name, *step_cells(row), style=style)
+    return table
+
+
+def _front_table(rows: list[PricedRung]) -> Table:
+    table = Table(title="by price of parameters", title_justify="left")
+    table.add_column("price")
+    for head in ("", *FRONT_HEADS):
+        table.add_column(head, justify="right" if head else "left")
+    prices = ""
+    for row in rows:
+        if price_range(row) != prices:
+            table.add_section()
+        same, prices = price_range(row) == prices, price_range(row)
+        style = "bold" if row.rung.startswith("policy") else None
+        table.add_row("" if same else prices, row.rung, *front_cells(row), style=style)
+    return table

@@ -1,0 +1,148 @@
+"""The hosts of an evaluation: training hosts of the rules and fresh hosts, by horizon.
+
+Hosts that are played together must agree in their horizon, so a suite whose tasks differ in it is
+played in parts. Rules are tuned on training hosts with other splits of the data than those of the
+fresh hosts; splits are drawn from one set of images, so they share test images.
+"""
+
+from collections.abc import Sequence
+
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import FAMILIES, SUITES, Task, find_all
+from esper_lab.play import Hosts, Population
+
+TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
+"""Identities of the first training host and of the first fresh host."""
+SPLITS = 0, 1, 2, 3
+"""Seeds of the splits of the fresh hosts' data, in turn."""
+MIN_TRAINING = 20
+"""Fewest hosts of one horizon on which rules are tuned, if the training hosts differ in it."""
+
+Horizon = tuple[int, int, int, int | None]
+"""See ``Task.horizon``."""
+
+
+def held_out_of(suite: str) -> str | None:
+    """The suite of held-out tasks or draws that belongs to a training suite, if there is one."""
+    name = "held_out" if suite == "suite" else f"{suite}_held_out"
+    return name if name in SUITES else None
+
+
+def training_of(suite: str) -> str:
+    """The suite on which rules for ``suite`` are tuned: itself, unless it is held out."""
+    return next((name for name in SUITES if held_out_of(name) == suite), suite)
+
+
+def evaluation_hosts(
+    suite: str, training: int, fresh: int, threads: int, splits: Sequence[int] = SPLITS
+) -> list[Hosts]:
+    """The hosts of an evaluation on a suite, see ``hosts_by_horizon``.
+
+    A family's fresh hosts are held-out draws. Rules for held-out tasks are tuned on the training
+    suite, and all others on the tasks on which they are scored.
+
+    Args:
+        suite: a suite, a family or a task.
+        training: number of training hosts.
+        fresh: number of fresh hosts.
+        threads: CPU threads.
+        splits: seeds of the splits of the fresh hosts' data, in turn.
+
+    Raises:
+        UsageError: there is no such suite, or too few of the hosts have one horizon.
+    """
+    held_out = held_out_of(suite) if suite in FAMILIES else None
+    return hosts_by_horizon(
+        training_of(suite), held_out or suite, (training, fresh), splits, threads
+    )
+
+
+def hosts_by_horizon(
+    training: str, fresh: str, counts: tuple[int, int], splits: Sequence[int], threads: int
+) -> list[Hosts]:
+    """The hosts of an evaluation in parts of one horizon; the tasks of a suite in turn.
+
+    The training hosts of a part are those of its horizon. If there are none, they are all of them,
+    provided that they agree in theirs and that it is not longer: a rule must not look at a step
+    that fresh hosts do not reach.
+
+    Args:
+        training: suite of the training hosts.
+        fresh: suite of the fresh hosts.
+        counts: numbers of training hosts and of fresh hosts.
+        splits: seeds of the splits of the fresh hosts' data, in turn, see ``Task.with_split``; the
+            training hosts have as many other seeds. Without seeds the tasks stay as they are.
+        threads: CPU threads.
+
+    Raises:
+        UsageError: there is no such suite, or too few of the hosts have one horizon.
+    """
+    others = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
+    known = _by_horizon(tasks_in_turn(find_all([training]), counts[0], others))
+    tasks = find_all([fresh])
+    tuned = _populations(known, TRAINING_HOSTS, threads)
+    scored = _populations(
+        _by_horizon(tasks_in_turn(tasks, counts[1], splits)), FRESH_HOSTS, threads
+    )
+    found = []
+    for horizon, population in scored.items():
+        if len(population.tasks) == 1 < counts[1]:
+            raise UsageError(
+                f"hosts: only one of {counts[1]} fresh hosts has the horizon of "
+                f"{population.tasks[0].name}, which leaves no host for its blind twin; "
+                f"give at least {2 * len(tasks)}"
+            )
+        found.append(Hosts(_training_of_part(training, tuned, horizon, population), population))
+    return found
+
+
+def _by_horizon(tasks: Sequence[Task]) -> dict[Horizon, list[Task]]:
+    found: dict[Horizon, list[Task]] = {}
+    for task in tasks:
+        found.setdefault(task.horizon, []).append(task)
+    return found
+
+
+def _populations(
+    tasks: dict[Horizon, list[Task]], first: int, threads: int
+) -> dict[Horizon, Population]:
+    """Populations whose identities follow one another from ``first``."""
+    found = {}
+    for horizon, own in tasks.items():
+        found[horizon] = Population(tuple(own), first, threads=threads)
+        first += len(own)
+    return found
+
+
+def _training_of_part(
+    suite: str, tuned: dict[Horizon, Population], horizon: Horizon, fresh: Population
+) -> Population:
+    """The training hosts for fresh hosts of one horizon."""
+    name, own = fresh.tasks[0].name, tuned.get(horizon)
+    if own is None:
+        (length, *_), other = next(iter(tuned.items()))
+        if len(tuned) > 1 or length > horizon[0]:
+            raise UsageError(
+                f"suite: no rule can be tuned for {name}, because the horizons of the training "
+                f"hosts of {suite} differ from its own; name one task"
+            )
+        return other
+    count, whole = len(own.tasks), sum(len(population.tasks) for population in tuned.values())
+    if count < min(whole, MIN_TRAINING):
+        raise UsageError(
+            f"training_hosts: only {count} of {whole} training hosts have the horizon of {name}, "
+            f"and rules need {MIN_TRAINING}; give more, or name one task"
+        )
+    return own
+
+
+def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
+    """The tasks of ``count`` hosts.
+
+    Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
+    task with few hosts. Without ``splits`` the tasks stay as they are.
+    """
+    places = (divmod(host, len(tasks)) for host in range(count))
+    if not splits:
+        return tuple(tasks[column] for _, column in places)
+    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in places)

@@ -1,0 +1,295 @@
+"""Rules that choose one plan of the library per host, tuned on training hosts.
+
+Each rule is a control: what a user could do instead of training a policy. A rule that looks at a
+host at some step watches it train without seeds until then, and can choose only among the plans
+that begin at that step or later.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.ensemble import RandomForestRegressor
+from sklearn.tree import DecisionTreeRegressor
+
+from esper.tamiyo.policy.features import HOST_FEATURES
+from esper_lab.evaluation import (
+    BEST_FIXED,
+    FOREST,
+    LOOKUP,
+    ONE_LOOK,
+    STOPPING,
+    TREE,
+    TRIGGER,
+)
+
+Floats = NDArray[np.float64]
+Choices = NDArray[np.int_]
+
+STATIC_FEATURES = tuple(
+    HOST_FEATURES.index(name) for name in ("log_host_parameters", "log_rent", "remaining")
+)
+"""Columns of the observation that are known before a host has trained."""
+CUTS = 20
+"""Thresholds tried per feature, at equal shares of the hosts."""
+FOLDS = 5
+TREES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOutcomes:
+    """What a rule is tuned on: H training hosts and P plans.
+
+    Attributes:
+        utility: test utility of each plan on each host, ``[H, P]``.
+        features: observations of each host while nothing grows, ``[H, T, F]``.
+        starts: first step in which each plan acts; T for the plan that never does, ``[P]``.
+        kinds: what each plan grows; plans of one kind differ in their start alone, ``[P]``.
+    """
+
+    utility: Floats
+    features: Floats
+    starts: Choices
+    kinds: tuple[str, ...]
+
+    @property
+    def never(self) -> int:
+        """The plan that never grows."""
+        return int(self.starts.argmax())
+
+    @property
+    def looks(self) -> list[int]:
+        """Steps at which some plan begins."""
+        length = self.features.shape[1]
+        return sorted({int(start) for start in self.starts if start < length})
+
+    def rows(self, chosen: NDArray[np.bool_] | Choices) -> "TrainingOutcomes":
+        """The given hosts."""
+        return TrainingOutcomes(
+            self.utility[chosen], self.features[chosen], self.starts, self.kinds
+        )
+
+
+class Regressor(Protocol):
+    """What predicts the utility of plans: a tree or a forest of scikit-learn."""
+
+    def fit(self, features: Floats, utility: Floats) -> object:
+        """Fit features ``[H, F']`` to utility ``[H, P]``."""
+        ...
+
+    def predict(self, features: Floats) -> Floats:
+        """The utility of every plan, ``[H, P]``."""
+        ...
+
+
+Rule = Callable[[Floats], Choices]
+"""The plan of each host, int64 ``[H]``, from its observations ``[H, T, F]``."""
+
+
+def best_fixed(outcomes: TrainingOutcomes) -> Rule:
+    """The plan that is best on average: no look."""
+    best = int(outcomes.utility.mean(0).argmax())
+    return lambda features: np.full(len(features), best)
+
+
+def lookup(outcomes: TrainingOutcomes) -> Rule:
+    """A tree over the static features of a host: its size, its price and its time."""
+    tree = DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=8, random_state=0)
+    tree.fit(outcomes.features[:, 0, STATIC_FEATURES], outcomes.utility)
+    return lambda features: _best(tree.predict(features[:, 0, STATIC_FEATURES]))
+
+
+def one_look(outcomes: TrainingOutcomes) -> Rule:
+    """A threshold on one feature at one step, tuned over all features, steps and pairs of plans."""
+    best, rule = -np.inf, best_fixed(outcomes)
+    last = max(outcomes.looks, default=-1)
+    for step in range(last + 1):
+        open_plans = np.flatnonzero(outcomes.starts >= step)
+        utility = outcomes.utility[:, open_plans]
+        for feature in range(outcomes.features.shape[2]):
+            found = _cut(outcomes.features[:, step, feature], utility)
+            if found is not None and found[0] > best:
+                best, threshold, below, above = found
+                rule = _threshold(
+                    step, feature, threshold, int(open_plans[below]), int(open_plans[above])
+                )
+    return rule
+
+
+def _threshold(step: int, feature: int, threshold: float, below: int, above: int) -> Rule:
+    return lambda features: np.where(features[:, step, feature] <= threshold, below, above)
+
+
+def _cut(values: Floats, utility: Floats) -> tuple[float, float, int, int] | None:
+    """The best threshold on ``values [H]``: total utility, threshold, plans below and above it."""
+    order = values.argsort(kind="stable")
+    ordered, sums = values[order], utility[order].cumsum(0)
+    places = np.unique(np.linspace(0, len(values) - 1, CUTS + 2).round().astype(int)[1:-1])
+    places = places[ordered[places] < ordered[-1]]
+    places = np.unique(np.searchsorted(ordered, ordered[places], side="right") - 1)
+    if len(places) == 0:
+        return None
+    below, above = sums[places], sums[-1] - sums[places]
+    totals = below.max(1) + above.max(1)
+    cut = int(totals.argmax())
+    place = places[cut]
+    threshold = float((ordered[place] + ordered[place + 1]) / 2.0)
+    return float(totals[cut]), threshold, int(below[cut].argmax()), int(above[cut].argmax())
+
+
+def trigger(outcomes: TrainingOutcomes) -> Rule:
+    """Look again and again: the first time a feature passes a threshold, begin a plan.
+
+    One feature, one threshold and one kind of plan for all looks; tuned over all of them. The plan
+    of a look is the one that begins there; a host without a trigger never grows.
+    """
+    looks, plans = _by_start(outcomes)
+    best, rule = -np.inf, best_fixed(outcomes)
+    if len(plans) == 0:
+        return rule
+    never = outcomes.never
+    worths = outcomes.utility[:, np.insert(plans, len(looks), never, axis=1)]
+    for feature in range(outcomes.features.shape[2]):
+        values = outcomes.features[:, looks, feature]
+        for sign in (1.0, -1.0):
+            for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
+                fired = sign * values > threshold
+                first = np.where(fired.any(1), fired.argmax(1), len(looks))
+                worth = np.take_along_axis(worths, first[:, None, None], 2)[:, :, 0].mean(0)
+                if worth.max() > best:
+                    best = float(worth.max())
+                    chosen = [*map(int, plans[int(worth.argmax())]), never]
+                    rule = _triggered(looks, feature, sign, float(threshold), chosen)
+    return rule
+
+
+def _by_start(outcomes: TrainingOutcomes) -> tuple[list[int], Choices]:
+    """Looks, and plans that differ in their start alone, ``[kinds, looks]``.
+
+    The looks are the starts of the kind with the most of them; the kinds that lack one are left
+    out. Without a kind that has two starts there are no plans.
+    """
+    kinds: dict[str, dict[int, int]] = {}
+    for plan, (kind, start) in enumerate(zip(outcomes.kinds, outcomes.starts, strict=True)):
+        if plan != outcomes.never:
+            kinds.setdefault(kind, {}).setdefault(int(start), plan)
+    longest = max(map(len, kinds.values()), default=0)
+    looks = next((sorted(at) for at in kinds.values() if len(at) == longest), [])
+    complete = [[at[look] for look in looks] for at in kinds.values() if {*looks} <= at.keys()]
+    return looks, np.array(complete if len(looks) > 1 else [], dtype=int)
+
+
+def _triggered(
+    looks: list[int], feature: int, sign: float, threshold: float, plans: Sequence[int]
+) -> Rule:
+    def rule(features: Floats) -> Choices:
+        fired = sign * features[:, looks, feature] > threshold
+        first = np.where(fired.any(1), fired.argmax(1), len(looks))
+        return np.array(plans)[first]
+
+    return rule
+
+
+def tree(outcomes: TrainingOutcomes) -> Rule:
+    """A small regression tree over the observations up to one look."""
+    return _learned(
+        outcomes,
+        lambda: DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=5, random_state=0),
+    )
+
+
+def forest(outcomes: TrainingOutcomes) -> Rule:
+    """A random forest (Breiman, 2001) over the observations up to one look."""
+    return _learned(outcomes, _forest)
+
+
+def _learned(outcomes: TrainingOutcomes, model: Callable[[], Regressor]) -> Rule:
+    """Predict the utility of every plan and choose the best, at the look of the best validation."""
+    folds = np.arange(len(outcomes.utility)) % FOLDS
+
+    def validated(step: int) -> float:
+        worth = []
+        for fold in range(FOLDS):
+            rule = _at(outcomes.rows(folds != fold), step, model)
+            held_out = outcomes.rows(folds == fold)
+            chosen = rule(held_out.features)
+            worth.append(held_out.utility[np.arange(len(chosen)), chosen])
+        return float(np.concatenate(worth).mean())
+
+    return _at(outcomes, max(outcomes.looks, key=validated), model)
+
+
+def stopping(outcomes: TrainingOutcomes) -> Rule:
+    """Look at every step at which plans begin, and begin one once that beats waiting.
+
+    Bagged trees predict the utility of the plans that begin at a look, and the value of waiting for
+    the next one, backwards in time (Longstaff and Schwartz, "Valuing American options by
+    simulation: a simple least-squares approach", Review of Financial Studies, 2001). The value of
+    waiting is computed from predictions out of bag, so that it is not one with hindsight.
+    """
+    value = outcomes.utility[:, outcomes.never]
+    hosts = np.arange(len(value))
+    stages: list[tuple[int, Choices, RandomForestRegressor, RandomForestRegressor]] = []
+    for step in reversed(outcomes.looks):
+        seen, plans = _history(outcomes.features, step), np.flatnonzero(outcomes.starts == step)
+        begin, wait = _bagged_trees(), _bagged_trees()
+        gained = outcomes.utility[:, plans]
+        begin.fit(seen, gained if len(plans) > 1 else gained[:, 0])
+        wait.fit(seen, value)
+        predicted = begin.oob_prediction_.reshape(len(value), -1)
+        chosen = outcomes.utility[hosts, plans[_best(predicted)]]
+        value = np.where(predicted.max(1) > wait.oob_prediction_, chosen, value)
+        stages.append((step, plans, begin, wait))
+
+    def rule(features: Floats) -> Choices:
+        chosen = np.full(len(features), outcomes.never)
+        for step, plans, begin, wait in stages:
+            seen = _history(features, step)
+            predicted = begin.predict(seen).reshape(len(features), -1)
+            chosen = np.where(
+                predicted.max(1) > wait.predict(seen), plans[_best(predicted)], chosen
+            )
+        return chosen
+
+    return rule
+
+
+def _forest() -> RandomForestRegressor:
+    return RandomForestRegressor(TREES, min_samples_leaf=3, max_features=0.3, random_state=0)
+
+
+def _bagged_trees() -> RandomForestRegressor:
+    """Every feature is open to every split: predictions are less drawn to the mean."""
+    return RandomForestRegressor(
+        TREES, min_samples_leaf=5, max_features=1.0, random_state=0, oob_score=True
+    )
+
+
+def _at(outcomes: TrainingOutcomes, step: int, model: Callable[[], Regressor]) -> Rule:
+    open_plans = np.flatnonzero(outcomes.starts >= step)
+    fitted = model()
+    fitted.fit(_history(outcomes.features, step), outcomes.utility[:, open_plans])
+    return lambda features: open_plans[_best(fitted.predict(_history(features, step)))]
+
+
+def _history(features: Floats, step: int) -> Floats:
+    """Observations at the beginning, half-way to and at ``step``, ``[H, F']``."""
+    return features[:, sorted({0, step // 2, step})].reshape(len(features), -1)
+
+
+def _best(predicted: Floats) -> Choices:
+    return predicted.argmax(1)
+
+
+RULES: dict[str, Callable[[TrainingOutcomes], Rule]] = {
+    BEST_FIXED: best_fixed,
+    LOOKUP: lookup,
+    ONE_LOOK: one_look,
+    TRIGGER: trigger,
+    TREE: tree,
+    FOREST: forest,
+    STOPPING: stopping,
+}
+"""The rules of the ladder, from those that do not look to those that look at every step."""

@@ -1,0 +1,111 @@
+"""Controls that ship with Esper, so that a policy can be placed between them at once."""
+
+import gzip
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import Task
+from esper_lab.evaluation import Rung
+
+FOLDER = Path(str(files("esper_lab"))) / "shipped"
+"""Folder with a file for each suite."""
+DIGITS = 5
+"""Decimal places of the stored numbers; utility is a fraction."""
+
+
+class ShippedControls(msgspec.Struct, frozen=True):
+    """The rungs of all controls of a suite on its first H fresh hosts.
+
+    Attributes:
+        identity: see ``controls.controls_identity``.
+        origin: version and machine that played them, and when.
+        training_hosts: number of hosts on which the rules were tuned.
+        hosts: H.
+        rungs: the controls from the bottom up.
+    """
+
+    identity: str
+    origin: str
+    training_hosts: int
+    hosts: int
+    rungs: list[Rung]
+
+    def first(self, tasks: Sequence[Task]) -> list[Rung]:
+        """The rungs on the first hosts, which have the ``tasks``.
+
+        Scores are not stored: they are what remains of utility once the rent is not paid.
+        """
+        hosts = len(tasks)
+        sizes = np.array([task.host.parameter_count for task in tasks])
+        rents = np.array([task.rent for task in tasks])
+
+        def score(rung: Rung) -> list[float]:
+            paid = rents * np.log1p(np.array(rung.added[:hosts]) / sizes)
+            return (np.array(rung.utility[:hosts]) + paid).tolist()
+
+        return [
+            msgspec.structs.replace(
+                rung,
+                utility=rung.utility[:hosts],
+                validation=rung.validation[:hosts],
+                added=rung.added[:hosts],
+                chosen=None if rung.chosen is None else rung.chosen[:hosts],
+                score=score(rung),
+            )
+            for rung in self.rungs
+        ]
+
+
+def shipped_suites() -> list[str]:
+    """Names of the suites whose controls ship with Esper."""
+    return sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
+
+
+def shipped_controls(suite: str) -> ShippedControls | None:
+    """The controls of a suite that ship with Esper; None if there are none.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = _path(suite)
+    if suite not in shipped_suites():
+        return None
+    try:
+        content = gzip.decompress(path.read_bytes())
+        return msgspec.json.decode(content, type=ShippedControls)
+    except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"fresh: cannot read the controls that ship with Esper ({path.name}: {error}); "
+            "give --fresh to play them anew"
+        ) from error
+
+
+def write_shipped(suite: str, controls: ShippedControls) -> Path:
+    """Write the controls of a suite, rounded and without scores; return the file."""
+    rounded = msgspec.structs.replace(controls, rungs=[_rounded(rung) for rung in controls.rungs])
+    FOLDER.mkdir(exist_ok=True)
+    path = _path(suite)
+    path.write_bytes(gzip.compress(msgspec.json.encode(rounded), mtime=0))
+    return path
+
+
+def _path(suite: str) -> Path:
+    return FOLDER / f"{suite}.json.gz"
+
+
+def _rounded(rung: Rung) -> Rung:
+    def places(values: list[float]) -> list[float]:
+        return [round(value, DIGITS) for value in values]
+
+    return msgspec.structs.replace(
+        rung,
+        utility=places(rung.utility),
+        validation=places(rung.validation),
+        added=places(rung.added),
+        score=None,
+    )

@@ -1,0 +1,131 @@
+"""Baselines against the same training played by hand, and the price of larger hosts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.runtime.tasks import Task
+from esper_lab import baselines, controls
+from esper_lab.baselines import BASELINES, play_baseline, population_of, tuned_copy
+from esper_lab.controls import Played, control_rungs
+from esper_lab.evaluation import WITHOUT_GROWING
+from esper_lab.kept_stages import Stages
+from esper_lab.plans import NEVER, Plan, PlannedSeed
+from esper_lab.play import Floats, Hosts, Outcome, Population, play_plans
+from esper_lab.trials import TRIALS
+from tiny_population import LARGE, TASKS, hosts
+
+HOSTS = hosts(4, data_seed=1)
+TUNINGS = {"full tuning": "all", "last-layer tuning": "last", "Auto-RGN": "auto_rgn"}
+
+
+@pytest.mark.parametrize("name", TUNINGS)
+def test_a_baseline_trains_the_frozen_host_on_the_same_hosts_and_data(name: str):
+    found = play_baseline(name, HOSTS, (0.1, 1.0))
+    for member, rate in enumerate((3e-3, 3e-2)):
+        tasks = [replace(t, host_learning_rate=rate, tuning=TUNINGS[name]) for t in HOSTS.tasks]
+        own = play_plans(replace(HOSTS, tasks=tuple(tasks)), (NEVER,))
+        np.testing.assert_array_equal(found.test_score[:, member], own.test_score[:, 0])
+        np.testing.assert_array_equal(found.validation_score[:, member], own.validation_score[:, 0])
+    assert (found.added == 0.0).all()
+    assert (found.test_utility == found.test_score).all()
+    frozen = play_plans(HOSTS, (NEVER,)).test_score[:, 0]
+    # Half of the hosts meet permuted labels, which a host that learns adapts to.
+    assert (found.test_score.max(1) > frozen + 0.02)[1::2].all()
+
+
+def test_a_baseline_applies_to_all_hosts_or_to_none():
+    free = replace(TASKS[0], host_learning_rate=None)
+    for name in TUNINGS:
+        assert population_of(name, HOSTS) is not None
+        assert population_of(name, replace(HOSTS, tasks=(*TASKS, free))) is None
+
+
+def wider(task: Task) -> Task:
+    return replace(task, host=CnnHost((6, 20), 10, (8, 8, 1)), pretraining=None)
+
+
+def narrower(task: Task) -> Task:
+    return replace(task, host=CnnHost((2, 2), 10, (8, 8, 1)), pretraining=None)
+
+
+@pytest.mark.parametrize("change", [wider, narrower])
+def test_a_larger_host_pays_rent_for_what_it_has_more(monkeypatch, change):
+    monkeypatch.setitem(BASELINES, "other size", change)
+    found = play_baseline("other size", HOSTS, (1.0,))
+    own, other = TASKS[0].host.parameter_count, change(TASKS[0]).host.parameter_count
+    more = max(0, other - own)
+    assert (found.added == more).all()
+    rent = TASKS[0].rent * np.log1p(more / own)
+    np.testing.assert_allclose(found.test_utility, found.test_score - rent)
+    np.testing.assert_allclose(found.validation_utility, found.validation_score - rent)
+
+
+def test_a_tuned_copy_pays_rent_for_the_whole_host():
+    found = play_baseline("full tuning", HOSTS, (1.0,))
+    copy = tuned_copy(found, HOSTS)
+    assert (copy.added == TASKS[0].host.parameter_count).all()
+    rents = np.array([[task.rent] for task in HOSTS.tasks])
+    np.testing.assert_allclose(copy.test_utility, found.test_score - rents * np.log(2.0))
+    np.testing.assert_array_equal(copy.test_score, found.test_score)
+
+
+def outcome(utility: Floats, added: Floats | float = 0.0) -> Outcome:
+    added = np.broadcast_to(added, utility.shape)
+    features = np.zeros((len(utility), 12, 40))
+    return Outcome(utility, utility, utility, utility, utility, added, features)
+
+
+def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypatch, tmp_path):
+    played: list[tuple[int, tuple[float, ...]]] = []
+
+    def playing(
+        name: str, population: Population, factors: tuple[float, ...], on_batch: object
+    ) -> Outcome:
+        played.append((population.first, factors))
+        return outcome(np.array([factors] * len(population.tasks)) % 0.9)
+
+    monkeypatch.setattr(controls, "play_baseline", playing)
+    monkeypatch.setitem(baselines.FACTORS, "full tuning", (0.1, 0.5, 1.0))
+    stages = Stages(tmp_path, lambda stage, done, total: None)
+    found = controls._of_baseline(stages, "full tuning", hosts(3), hosts(2, first=9))
+    assert played == [(0, (0.1, 0.5, 1.0)), (9, (0.5,))]
+    assert found.test_utility.tolist() == [[0.5]] * 2
+    # Both stages are kept, and a baseline without a grid needs no training hosts.
+    controls._of_baseline(stages, "full tuning", hosts(3), hosts(2, first=9))
+    assert len(played) == 2
+    monkeypatch.setitem(baselines.FACTORS, "full tuning", (2.0,))
+    controls._of_baseline(stages, "full tuning", hosts(3), hosts(2, first=9))
+    assert played[2:] == [(9, (2.0,))]
+
+
+def test_the_baselines_are_known_to_the_reader_of_a_ladder():
+    assert tuple(BASELINES) == WITHOUT_GROWING
+
+
+def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):
+    """Three sizes at once; the rule adds about as much as the second, which is not the best."""
+    seeds = [PlannedSeed(0.0, size, 0.0) for size in (0.2, 0.5, 0.9)]
+    at_once = [Plan(f"size {seed.size}", (seed,), at_once=True) for seed in seeds]
+    plans = (NEVER, *at_once, LARGE)
+    utility = np.tile([0.3, 0.6, 0.2, 0.3, 0.7], (20, 1))
+    added = np.tile([0.0, 50.0, 120.0, 500.0, 100.0], (20, 1))
+    library_outcome = outcome(utility, added)
+    trials = outcome(np.zeros((20, len(TRIALS))))
+    played = Played(library_outcome, library_outcome, library_outcome, trials, trials, {})
+    monkeypatch.setattr(controls.rules, "TREES", 2)
+    for frozen, names in ((True, ["adapters everywhere"]), (False, [])):
+        tasks = hosts(20).tasks
+        if not frozen:
+            tasks = tuple(replace(task, host_learning_rate=None) for task in tasks)
+        population = Population(tasks)
+        rungs = control_rungs(played, Hosts(population, population), plans)
+        found = [rung for rung in rungs if rung.name == "adapters everywhere"]
+        assert [rung.name for rung in found] == names
+        for rung in found:
+            assert rung.chosen == [2] * 20
+            assert rung.added == [120.0] * 20
+        everything = next(rung for rung in rungs if rung.name == "everything at step 0")
+        assert everything.chosen == [1] * 20
