@@ -1,4 +1,4 @@
-"""First-order estimates of what a newborn seed of each kind would gain in a slot.
+"""First-order estimates of how much a newborn seed of each kind would lower the loss in a slot.
 
 A newborn seed adds ``W phi(x)`` to the activation x with W = 0, so only W has a gradient. It is
 ``sum g phi(x)^T`` over all images and pixels, where g is the gradient of the loss with respect to
@@ -23,7 +23,7 @@ from esper.kasmina.rng import Purpose, uniform
 from esper.kasmina.slots import SlotSpec
 
 HIDDEN_UNITS = 4
-"""Hidden units with random weights from which the gain of all wider blueprints is estimated."""
+"""Hidden units with random weights, from which all wider blueprints are estimated."""
 CHOSEN_ROWS = 4
 """Sums of matrices include about this many rows of pixels, at equal distances. Gradients of
 adjacent rows are so similar that this costs less accuracy than fewer images would."""

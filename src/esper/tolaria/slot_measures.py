@@ -60,7 +60,7 @@ def slot_measures(
         seeds: slots in which a seed was computed, bool ``[N, S]``.
 
     Returns:
-        ``[N, S, len(SLOT_MEASURES)]``, NaN where a seed was computed, and for gains of layers that
+        ``[N, S, len(SLOT_MEASURES)]``, NaN where a seed was computed, and for layers that
         no blueprint of the slot has.
     """
     rows = []
@@ -78,8 +78,8 @@ def slot_measures(
             (per_environment(x.square()) / elements).sqrt(),
             per_environment((x > 0).to(x.dtype)) / elements,
         ]
-        gains = factor * gradient_norms(slot, x, gradient)
-        rows.append(torch.cat([torch.stack(statistics, 1), gains], 1))
+        decreases = factor * gradient_norms(slot, x, gradient)
+        rows.append(torch.cat([torch.stack(statistics, 1), decreases], 1))
     return torch.stack(rows, 1).masked_fill(seeds[..., None], float("nan"))
 
 

@@ -60,7 +60,6 @@ class CnnHost(NormedHost):
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.all_slots``."""
         slots, slot = [], partial(SlotSpec, accepts=self.seeds)
         height, width, _ = self.image
         for block, channels in enumerate(self.channels):
@@ -73,7 +72,6 @@ class CnnHost(NormedHost):
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """See ``BlockHost.program``."""
         program = [Instruction("input", 0)]
         for block in range(len(self.channels)):
             program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
@@ -83,7 +81,6 @@ class CnnHost(NormedHost):
 
     @property
     def weights(self) -> tuple[Field, ...]:
-        """See ``NormedHost.weights``."""
         sizes = enumerate(pairwise((self.image[2], *self.channels)))
         return tuple(
             weight(f"conv{block}.weight", outputs, inputs, self.kernel, self.kernel)
@@ -92,7 +89,6 @@ class CnnHost(NormedHost):
 
     @property
     def summary(self) -> str:
-        """See ``Host.summary``."""
         return "conv " + "-".join(map(str, self.channels))
 
     def enter(self, images: Tensor) -> Tensor:

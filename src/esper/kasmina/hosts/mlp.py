@@ -40,7 +40,6 @@ class MlpHost(NormedHost):
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.all_slots``."""
         return tuple(
             SlotSpec(f"r0c{block}", width, (1, 1), (block + 1) / len(self.widths), family="mlp")
             for block, width in enumerate(self.widths)
@@ -48,7 +47,6 @@ class MlpHost(NormedHost):
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        """See ``BlockHost.program``."""
         program = [Instruction("input", 0)]
         for block in range(len(self.widths)):
             program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
@@ -56,13 +54,11 @@ class MlpHost(NormedHost):
 
     @property
     def weights(self) -> tuple[Field, ...]:
-        """See ``NormedHost.weights``."""
         sizes = enumerate(pairwise((prod(self.image), *self.widths)))
         return tuple(weight(f"linear{block}.weight", o, i) for block, (i, o) in sizes)
 
     @property
     def summary(self) -> str:
-        """See ``Host.summary``."""
         return "mlp " + "-".join(map(str, self.widths))
 
     def enter(self, images: Tensor) -> Tensor:

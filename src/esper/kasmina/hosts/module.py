@@ -101,12 +101,10 @@ class ModuleHost(Host):
 
     @cached_property
     def buffers(self) -> Layout:
-        """See ``Host.buffers``."""
         return Layout(tuple(Field(n, tuple(x.shape)) for n, x in _fixed_values(self.template)))
 
     @property
     def summary(self) -> str:
-        """See ``Host.summary``."""
         return f"module {type(self.template).__name__}"
 
     def initial_values(self, keys: Sequence[int]) -> tuple[Tensor, Tensor]:

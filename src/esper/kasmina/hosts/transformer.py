@@ -61,7 +61,6 @@ class TransformerHost(BlockHost):
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        """See ``Host.all_slots``."""
         size = (1, self.context)
         return tuple(
             SlotSpec(f"r0c{i}", self.width, size, (i + 1) / self.layers, family="sequence")
@@ -78,7 +77,6 @@ class TransformerHost(BlockHost):
 
     @cached_property
     def layout(self) -> Layout:
-        """See ``Host.layout``."""
         width = self.width
         fields = [
             Field("byte.weight", (self.classes, width), EMBEDDING_BOUND),
@@ -114,7 +112,6 @@ class TransformerHost(BlockHost):
 
     @property
     def summary(self) -> str:
-        """See ``Host.summary``."""
         return f"gpt {self.layers} x {self.width}, heads {self.heads}, context {self.context}"
 
     def enter(self, images: Tensor) -> Tensor:
