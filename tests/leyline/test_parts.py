@@ -1,14 +1,15 @@
 """Events that move to compressed parts: every reader finds every line once, at any moment."""
 
-import json
 import os
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from esper.karn import event_tables
 from esper.karn.queries import Store
 from esper.karn.report.gather import gather
 from esper.karn.sanctum.log import EventLog
@@ -18,7 +19,6 @@ from esper.leyline.events import (
     PPOUpdateCompleted,
     decode,
     encode,
-    part_writer,
     parts,
 )
 from esper.leyline.events.reader import EventReader
@@ -121,25 +121,20 @@ def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
     assert own.lives.seed_counts == plain.lives.seed_counts
 
 
-def test_a_query_keeps_lines_beyond_its_memory_on_the_disk(
+def test_a_query_keeps_lines_on_the_disk_while_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.karn import event_tables
-
-    monkeypatch.setattr(event_tables, "IN_MEMORY", 3 * PART)
-    monkeypatch.setattr(event_tables, "PART_BYTES", PART)
-    written_in: list[Path] = []
+    files: list[Path] = []
     original = event_tables.write_lines
 
-    def write_lines(lines: object, target: Path) -> object:
-        written_in.append(target)
-        return original(lines, target)
+    def write_lines(lines: Iterable[bytes], target: Path) -> None:
+        files.append(target)
+        original(lines, target)
 
     monkeypatch.setattr(event_tables, "write_lines", write_lines)
-    run = written(tmp_path, part=1 << 30)
-    assert_whole(run)
-    assert len(written_in) > 3
-    assert not any(target.exists() for target in written_in)
+    assert_whole(written(tmp_path, part=1 << 30))
+    assert files
+    assert not any(target.exists() for target in files)
 
 
 # --- a writer that dies, and readers beside it ------------------------------------------------
@@ -319,13 +314,3 @@ def test_files_that_are_no_parts_are_ignored(tmp_path: Path) -> None:
     for name in ("1.parquet", "notes.txt", "0-0-zz.parquet", "\udcff", "x" * 200):
         (run / "events" / name).write_text("?")
     assert_whole(run)
-
-
-def test_the_summary_of_a_part_says_what_a_query_needs_to_know(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    parquet.rotate(run, 1 << 30)
-    summary = part_writer.write_lines(LINES, tmp_path / "lines.parquet")
-    names = [n for e in EVENTS if isinstance(e, PPOUpdateCompleted) for n in e.metrics]
-    assert summary.metrics == list(dict.fromkeys(names))
-    starts = sum(json.loads(line)["event_type"] == "TRAINING_STARTED" for line in LINES)
-    assert (summary.started, summary.unreadable) == (starts, 0)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.karn.sql_text import sql_literal
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import EVENTS, POINTS, EpisodeOutcome, EpochCompleted, Event
 from esper.leyline.metrics import METRICS
@@ -27,6 +26,11 @@ VIEWS: Final = (
 )
 """Views that join events and show ops, stages and blueprints by name. Each kind of event also has a
 table (``epoch_completed`` and so on), with one row per event."""
+
+
+def sql_literal(value: str) -> str:
+    """A string literal of SQL."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def structure(kind: type[Event]) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def event_table(name: str) -> str:
     kind = EVENTS[name]
     spec = msgspec.json.encode(structure(kind)).decode()
     return (
-        f"SELECT run, event.* FROM (SELECT run, from_json(line, '{spec}') AS event "
-        f"FROM lines_{name.lower()})"
+        f"SELECT run, event.* FROM (SELECT run, from_json(data, '{spec}') AS event "
+        f"FROM event_lines WHERE event_type = '{name}')"
     )
 
 
@@ -133,6 +137,9 @@ WORDS = f"""
 SELECT run, {_BLUEPRINT_NAMES} AS names, any_value(tasks) AS tasks, any_value(slots) AS slots
 FROM training_started GROUP BY run"""
 """The names of blueprints, tasks and slots of each run."""
+
+METRIC_NAMES = "SELECT DISTINCT unnest(map_keys(metrics)) FROM ppo_update_completed"
+"""The names of the metrics that updates report."""
 
 _STEP_VALUES = _lists(EpochCompleted, ("op", "slot", "success"))
 _PARALLEL = ("op", "slot", "success", "stage", "blueprint", "alpha")

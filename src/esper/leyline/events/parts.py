@@ -9,7 +9,6 @@ lines.
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,6 @@ import pyarrow.parquet
 
 FOLDER: Final = "events"
 """Name of the folder of parts in a run directory."""
-
-SUMMARY_KEY: Final = "esper_events"
-"""Key of the summary in the metadata of a part: JSON with the fields of ``Summary``."""
 
 SCHEMA: Final = pyarrow.schema(
     [
@@ -60,21 +56,6 @@ class Part:
     end: int
     first: str
     content: str
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a part holds.
-
-    Attributes:
-        unreadable: number of lines that are not events.
-        started: number of ``TRAINING_STARTED`` events.
-        metrics: names of the metrics that its updates report.
-    """
-
-    unreadable: int
-    started: int
-    metrics: list[str]
 
 
 class DamagedPart(ValueError):
@@ -145,17 +126,13 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def read_summary(part: Part) -> Summary:
-    """What the metadata of a part say, whose whole content is checked.
+def check_part(part: Part) -> None:
+    """Check the whole content of a part.
 
     Raises:
         DamagedPart: it cannot be read, or differs from what was written.
     """
-    file = _opened(part)
-    try:
-        return Summary(**json.loads((file.metadata.metadata or {})[SUMMARY_KEY.encode()]))
-    except (LookupError, TypeError, ValueError) as error:
-        raise DamagedPart(f"{part.path.name}: it has no summary") from error
+    _opened(part)
 
 
 def _opened(part: Part) -> pyarrow.parquet.ParquetFile:
