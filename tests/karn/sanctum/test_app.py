@@ -9,8 +9,8 @@ import pytest
 from textual.pilot import Pilot
 
 from esper.karn.sanctum.app import PAGES, Sanctum
-from esper.karn.sanctum.heads import ROWS
 from esper.karn.sanctum.help import KEYS
+from esper.karn.sanctum.policy_page import ROWS
 from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
 from karn.sanctum.events import a_round, finished, outcome, snapshot, started, step, update, write

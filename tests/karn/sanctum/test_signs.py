@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from esper.karn.sanctum.formatting import compact, duration, gauge, sparkline, trend, written
-from esper.karn.sanctum.heads import ROWS, State, heads
 from esper.karn.sanctum.palette import DARK, GLYPHS, LIGHT
+from esper.karn.sanctum.policy_page import ROWS, State, heads
 from esper.karn.sanctum.rows import FILTERS, SORTS, Row, Status, arranged
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds

@@ -15,7 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher, Footer
 
 from esper.karn.runs import is_running
-from esper.karn.sanctum.anomaly_page import Anomalies
+from esper.karn.sanctum.anomaly_page import Anomalies, summary
 from esper.karn.sanctum.environment_page import Environment
 from esper.karn.sanctum.header import QUIET_SECONDS, Header, Standing
 from esper.karn.sanctum.help import Help
@@ -26,7 +26,6 @@ from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.policy_page import Policy
 from esper.karn.sanctum.scoreboard_page import Scoreboard
 from esper.karn.sanctum.table import RowsTable
-from esper.karn.sanctum.troubles import summary
 from esper.karn.sanctum.view import WIDE, Lines, View
 
 POLL_SECONDS = 0.25

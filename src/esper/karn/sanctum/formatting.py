@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from esper.karn.sanctum.palette import Palette
 from esper.leyline.events import Number
 
 MISSING = "missing"
@@ -46,6 +47,13 @@ def compact(value: Number | None) -> str:
     if size and (size < 1e-3 or size >= 1e5):
         return f"{number:.1e}"
     return f"{number:.4f}" if size < 10 else f"{number:.1f}"
+
+
+def signed(value: float | None, form: str, palette: Palette) -> Text:
+    """Format a difference from the twin in the colour of its sign; a dash for None."""
+    if value is None:
+        return Text("-", style=palette.muted)
+    return Text(written(value, form), style=palette.good if value >= 0 else palette.bad)
 
 
 def count(value: float) -> str:

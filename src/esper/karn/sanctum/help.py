@@ -9,8 +9,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from esper.karn.sanctum.heads import State
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
+from esper.karn.sanctum.policy_page import State
 from esper.karn.sanctum.rows import Status
 
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {

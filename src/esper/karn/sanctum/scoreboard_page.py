@@ -1,21 +1,44 @@
 """The fifth page: the episodes and rounds with the largest gain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from math import isfinite
 from statistics import fmean
+from typing import Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from esper.karn.sanctum.formatting import count, written
-from esper.karn.sanctum.memo import PerEventCache
-from esper.karn.sanctum.overview_page import gain_text
+from esper.karn.sanctum.formatting import count, signed, written
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.table import Column, RowsTable
 from esper.karn.sanctum.view import View
-from esper.leyline.events import EpisodeOutcome, to_floats
+from esper.leyline.events import EpisodeOutcome, Event, to_floats
+
+E = TypeVar("E", bound=Event)
+T = TypeVar("T")
+
+
+class PerEventCache(Generic[E, T]):
+    """Wraps a function of an event so that it is called once per event.
+
+    Sanctum redraws up to ten times per second, and a run may have ten thousand rounds whose
+    outcomes no longer change.
+    """
+
+    def __init__(self, function: Callable[[E], T]):
+        self.function = function
+        # Keeping a reference to the event prevents another object from reusing its id.
+        self._known: dict[int, tuple[E, T]] = {}
+
+    def __call__(self, event: E) -> T:
+        found = self._known.get(id(event))
+        if found is None:
+            found = self._known[id(event)] = event, self.function(event)
+        return found[1]
+
 
 SHOWN = 100
 """Maximum number of entries in each table."""
@@ -120,9 +143,11 @@ class Scoreboard(View):
         ]
         self.rounds = nlargest(SHOWN, means, key=lambda s: s.rank)
         front: list[Column[Score]] = [
-            Column("gain", 6, lambda score: gain_text(score.gain, palette), True),
-            Column("on val.", 7, lambda score: gain_text(score.validation_gain, palette), True),
-            Column("round", 5, lambda score: str(score.round), True),
+            Column("gain", 6, lambda s: signed(s.gain, "+.1f", palette), True),
+            Column(
+                "on val.", 7, lambda score: signed(score.validation_gain, "+.1f", palette), True
+            ),
+            Column("round", 5, lambda s: str(s.round), True),
         ]
         self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
