@@ -9,8 +9,7 @@ from textual.app import ComposeResult
 from esper.karn.sanctum.formatting import compact, counted
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
 from esper.leyline.events import AnomalyDetected, GovernorRollback, TelemetryDropped
 
 

@@ -22,11 +22,10 @@ from esper.karn.sanctum.help import Help
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.overview_page import Overview
 from esper.karn.sanctum.palette import DARK, LIGHT, Palette
-from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.policy_page import Policy
 from esper.karn.sanctum.scoreboard_page import Scoreboard
-from esper.karn.sanctum.table import RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.karn.sanctum.snapshot import Playhead
+from esper.karn.sanctum.widgets import WIDE, Lines, RowsTable, View
 
 POLL_SECONDS = 0.25
 FRAMES_PER_SECOND = 10

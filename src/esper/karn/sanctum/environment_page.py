@@ -14,8 +14,7 @@ from esper.karn.sanctum.formatting import count, gauge, signed, to_float, writte
 from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
 from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted, to_floats
 from esper.leyline.stages import ACTING, COMPUTING, LIVING

@@ -8,9 +8,8 @@ from rich.text import Text
 from esper.karn.sanctum.formatting import duration, gauge, written
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.palette import Palette
-from esper.karn.sanctum.playhead import Playhead
-from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.view import WIDE, Lines
+from esper.karn.sanctum.snapshot import Moment, Playhead
+from esper.karn.sanctum.widgets import WIDE, Lines
 from esper.leyline.metrics import Metric
 from esper.leyline.precision_text import precision_text
 

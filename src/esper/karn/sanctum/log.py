@@ -112,8 +112,17 @@ class Index:
     def until(self, kind: type[E], line: int | None = None) -> Sequence[E]:
         """Return the events of a kind in order, up to line ``line`` or all."""
         kept = self.kept.get(kind, Kept())
-        end = len(kept.lines) if line is None else bisect_right(kept.lines, line)
-        return kept.events[:end]  # type: ignore[return-value]
+        return kept.events[: _end(kept, line)]  # type: ignore[return-value]
+
+    def last(self, kind: type[E], line: int | None = None) -> tuple[int, E | None]:
+        """Return the last event of a kind up to line ``line``, and its line; 0 and None without."""
+        kept = self.kept.get(kind, Kept())
+        end = _end(kept, line)
+        return (kept.lines[end - 1], kept.events[end - 1]) if end else (0, None)  # type: ignore[return-value]
+
+
+def _end(kept: Kept, line: int | None) -> int:
+    return len(kept.lines) if line is None else bisect_right(kept.lines, line)
 
 
 class EventLog(EventReader):

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import ClassVar
 
@@ -13,7 +14,6 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
-from esper.karn.sanctum.feed import feed
 from esper.karn.sanctum.formatting import count, harmless, signed, sparkline, to_float, written
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve as PlotCurve
@@ -21,9 +21,17 @@ from esper.karn.sanctum.plot import Plot
 from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
 from esper.karn.sanctum.scoreboard_page import PerEventCache, Score, mean
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
-from esper.leyline.events import EpochCompleted
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
+from esper.leyline.events import (
+    CheckpointSaved,
+    EpochCompleted,
+    GovernorRollback,
+    SeedEvent,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+)
+from esper.leyline.stages import Stage
 
 
 class Overview(View):
@@ -279,3 +287,43 @@ def _status(row: Row, palette: Palette) -> Text:
 def _curve(row: Row, steps: Sequence[EpochCompleted], palette: Palette) -> Text:
     accuracies = [step.validation_accuracy[row.environment] for step in steps]
     return Text(sparkline(accuracies, 24), style=palette.grown)
+
+
+_SEEDS: tuple[tuple[type[SeedEvent], Stage, str], ...] = (
+    (SeedGerminated, Stage.GERMINATED, "germinated"),
+    (SeedFossilized, Stage.FOSSILISED, "fossilised"),
+    (SeedPruned, Stage.PRUNED, "pruned"),
+)
+
+
+def feed(moment: Moment, lines: int, palette: Palette) -> Text:
+    """Return the latest ``lines`` events as text, one per line."""
+    found: list[tuple[float, Text]] = []
+    for kind, stage, word in _SEEDS:
+        for event in islice(reversed(moment.events(kind)), lines):
+            found += [(event.time, line) for line in _seeds(moment, event, stage, word, palette)]
+    for rollback in islice(reversed(moment.events(GovernorRollback)), lines):
+        names = " ".join(map(str, rollback.environment))
+        line = Text(f"{_when(rollback)} env {names} ↩ rolled back", style=palette.bad)
+        found.append((rollback.time, line))
+    for saved in islice(reversed(moment.events(CheckpointSaved)), lines):
+        line = Text(f"r{saved.round:<9} ⇩ checkpoint", style=palette.muted)
+        found.append((saved.time, line))
+    found.sort(key=lambda item: -item[0])
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in found[:lines])
+
+
+def _seeds(
+    moment: Moment, event: SeedEvent, stage: Stage, word: str, palette: Palette
+) -> Iterator[Text]:
+    for environment, slot, blueprint in zip(
+        event.environment, event.slot, event.blueprint, strict=True
+    ):
+        line = Text(f"{_when(event)} env {environment:<3} ")
+        line.append(f"{GLYPHS[stage]} {word}", style=palette.stage(stage))
+        name = moment.slot_names(environment, slot + 1, event.round)[slot]
+        yield line.append(f" {blueprint} in {name}")
+
+
+def _when(event: SeedEvent | GovernorRollback) -> str:
+    return f"r{event.round} s{event.step}".ljust(10)

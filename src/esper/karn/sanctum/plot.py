@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.color import Color
 from rich.style import Style
@@ -40,56 +40,46 @@ class Frame:
     right: float | None = None
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """The content of a plot; the plot is redrawn only when this changes."""
-
-    places: Sequence[float] = ()
-    curves: Sequence[Curve] = ()
-    frame: Frame = field(default_factory=Frame)
-
-
 class Plot(PlotextPlot):
     """A plot with a title and a legend."""
 
     def __init__(self, title: str, id: str):
         super().__init__(id=id)
         self.caption = title
-        self._drawn = _Drawn()
+        self._content: tuple[Sequence[float], Sequence[Curve], Frame] = (), (), Frame()
 
     def show(
         self, places: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
     ) -> None:
-        """Draw curves over ``places``, the rounds or steps of their values."""
-        wanted = _Drawn(places, curves, frame or Frame())
-        if wanted == self._drawn:
-            return
-        self._drawn = wanted
-        self._build()
-        self.refresh()
+        """Draw curves over ``places``, the rounds or steps of their values, if they changed."""
+        content = places, curves, frame or Frame()
+        if content != self._content:
+            self._content = content
+            self._build(*content)
+            self.refresh()
 
-    def _build(self) -> None:
-        plt, frame = self.plt, self._drawn.frame
+    def _build(self, places: Sequence[float], curves: Sequence[Curve], frame: Frame) -> None:
+        plt = self.plt
         plt.clear_figure()
-        self.border_title = self._title()
+        self.border_title = self._title(curves)
         plt.xaxes(True, False)
         plt.yaxes(True, False)
-        for curve in self._drawn.curves:
-            for xs, ys in _pieces(self._drawn.places, curve.values):
+        for curve in curves:
+            for xs, ys in _pieces(places, curve.values):
                 plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
         plt.ylim(frame.low, frame.high)
         plt.xlim(frame.left, frame.right)
-        ticks = _whole_ticks(self._drawn.places, frame)
+        ticks = _whole_ticks(places, frame)
         plt.xticks(ticks, [str(tick) for tick in ticks])
         if frame.low is not None and frame.high is not None:
             levels = [frame.low, (frame.low + frame.high) / 2, frame.high]
             plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
 
-    def _title(self) -> Content:
+    def _title(self, curves: Sequence[Curve]) -> Content:
         """The caption, followed by the label of every curve in its colour."""
         parts = [Content(self.caption)]
-        if len(self._drawn.curves) > 1:
-            for curve in self._drawn.curves:
+        if len(curves) > 1:
+            for curve in curves:
                 sample = f"  {_SAMPLE.get(curve.marker, curve.marker)} {curve.label}"
                 parts.append(Content.styled(sample, _hex(curve.style)))
         return Content("").join(parts)

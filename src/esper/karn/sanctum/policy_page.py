@@ -14,7 +14,7 @@ from esper.karn.sanctum.header import learning_rate
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.widgets import Lines, View
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted

@@ -13,8 +13,7 @@ from textual.containers import Horizontal
 from esper.karn.sanctum.formatting import count, signed, written
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import View
+from esper.karn.sanctum.widgets import Column, RowsTable, View
 from esper.leyline.events import EpisodeOutcome, Event, to_floats
 
 E = TypeVar("E", bound=Event)
