@@ -11,7 +11,7 @@ import pytest
 
 from esper.karn import event_tables
 from esper.karn.queries import Store
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.events import (
     EpochCompleted,
@@ -113,7 +113,7 @@ def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path) ->
 
 
 def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
-    own, plain = gather(written(tmp_path)), gather(HEALTHY)
+    own, plain = RunData(written(tmp_path)), RunData(HEALTHY)
     assert own.episode is not None
     assert plain.episode is not None
     assert own.episode.grown.tolist() == plain.episode.grown.tolist()
@@ -302,7 +302,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(
     assert log.index.corrupt == 1
     epochs = [event for event in left if isinstance(event, EpochCompleted)]
     assert [log.read(place) for place in log.index.places[EpochCompleted]] == epochs
-    assert gather(run).unreadable == 1
+    assert RunData(run).unreadable == 1
     with Store([run]) as store:
         (row,) = store.query("SELECT count(*) AS n FROM epoch_completed").to_pylist()
     assert row["n"] == len(epochs)

@@ -232,8 +232,8 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
         found = (getattr(getattr(one, split), figure) for one in results.values())
         return [f"{100 * values.mean():{form}}" for values in found]
 
-    assert cells["gain (test), points"] == means("test", "gain", "+.1f")
-    assert cells["gain on validation"] == means("validation", "gain", "+.1f")
+    assert cells["gain, points"] == means("test", "gain", "+.1f")
+    assert cells["validation difference"] == means("validation", "gain", "+.1f")
     for figure, unit in (("utility", ", points"), ("accuracy", ", %")):
         assert cells[f"{figure} (test){unit}"] == means("test", figure, ".1f")
         assert cells[f"{figure} on validation"] == means("validation", figure, ".1f")

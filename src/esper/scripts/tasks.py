@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -9,11 +10,12 @@ from rich.text import Text
 
 from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
 from esper.runtime.worth import Worth, read_worth
 from esper.scripts.check import check
-from esper.scripts.describe import describe
+from esper.scripts.describe import Trial, describe
 from esper.scripts.fetch import fetch
 from esper.scripts.flags import parse
 
@@ -71,13 +73,31 @@ def tasks(arguments: list[str]) -> int:
     for path in given.plugin:
         load(path)
     if given.describe:
-        return describe(Console(), given)
+        return _describe(given)
     names = given.names or (*TASKS, *FAMILIES)
     suites = {suite: family for family in FAMILIES for suite in (family, f"{family}_held_out")}
     families = [FAMILIES[name] for name in dict.fromkeys(suites[n] for n in names if n in suites)]
     chosen = [name for name in names if name not in suites]
     show(Console(), find_all(chosen) if chosen else (), read_worth(), families)
     return 0
+
+
+def _describe(arguments: TasksArguments) -> int:
+    """Print the diagnosis of the tasks behind ``--describe``.
+
+    Raises:
+        UsageError: a task or a setting is wrong.
+    """
+    if arguments.names:
+        raise UsageError(
+            f"describe: {arguments.names[0]} comes before --describe; name tasks after it"
+        )
+    tasks = [
+        task.in_directory(Path(arguments.data_dir)).with_split(arguments.split_seed)
+        for task in find_all(arguments.describe)
+    ]
+    trial = Trial(arguments.groups, arguments.group_size, arguments.reward)
+    return describe(Console(), tasks, trial)
 
 
 def show(

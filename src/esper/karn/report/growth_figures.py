@@ -183,8 +183,8 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
         "lane per slot. Later stages have thicker bars. A diamond marks fossilisation; a cross "
         "marks pruning, by the policy or by a rollback."
         + (
-            f" Above: validation accuracy of environment {middle}, which has the median gain"
-            f"{'' if gain_of([run]) == 'gain' else ' on validation'}, and of its twin."
+            f" Above: validation accuracy of environment {middle}, which has the median "
+            f"{'gain' if gain_of([run]) == 'gain' else 'validation difference'}, and of its twin."
             if run.episode
             else ""
         ),
@@ -208,7 +208,7 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
 def _median_environment(run: RunData) -> int:
     """The environment with the median gain among those in which a seed germinated.
 
-    Gain on validation if the run has no test scores.
+    The validation difference stands for the gain if the run has no test scores.
     """
     lived = sorted({life.environment for life in run.lives.last})
     gains = np.nan_to_num(run.outcomes[gain_of([run])][-1][lived], nan=-np.inf)

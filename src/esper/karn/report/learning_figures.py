@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from esper.karn.final_figures import FIGURES, last_tenth
 from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.report.blocks import block_size, blocks
 from esper.karn.report.drawing import (
@@ -28,9 +29,25 @@ MAX_DOTS = 800
 MAX_TASKS = 12
 
 NO_TEST = (
-    "This run has no test scores, which are recorded from schema 4 on; its gain on the validation "
-    "split is below."
+    "This run has no test scores, which are recorded from schema 4 on; its difference from the "
+    "twin on the validation split is below."
 )
+GAIN_TEXT = (
+    "Test utility (expected test accuracy minus the price of added parameters) minus that of the "
+    "never-grow twin, in points. The test split is measured once, after the last step of an "
+    "episode."
+)
+CURVES = (
+    (
+        "Validation difference",
+        "Validation utility minus that of the never-grow twin, in points. The policy is trained on "
+        "this split.",
+        "points",
+        "validation_gain",
+    ),
+    ("Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"),
+)
+"""Title, text, unit and figure of a curve over rounds."""
 INTERVAL = "Bands are 95 % intervals over groups of environments"
 NO_ROUND = "No round is complete yet."
 
@@ -40,22 +57,7 @@ def learning_pictures(runs: list[RunData]) -> list[Picture]:
     whole = [run for run in runs if len(run.rounds)]
     if not whole:
         return [missing("Accuracy", NO_ROUND)]
-    pictures = [
-        _accuracy(whole),
-        _gain(whole),
-        _curve(
-            whole,
-            "Gain on validation",
-            "Validation utility minus that of the never-grow twin, in points. The policy is "
-            "trained on this split.",
-            "points",
-            "validation_gain",
-            zero=True,
-        ),
-        _curve(
-            whole, "Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"
-        ),
-    ]
+    pictures = [_accuracy(whole), _gain(whole), *(_curve(whole, *each) for each in CURVES)]
     if len(_tasks(whole)) > 1:
         pictures.append(_gain_by_task(whole))
     return [*pictures, _accuracy_against_parameters(whole)]
@@ -120,17 +122,10 @@ def _accuracy(runs: list[RunData]) -> Picture:
     return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
 
 
-def _curve(
-    runs: list[RunData],
-    title: str,
-    text: str,
-    unit: str,
-    outcome: str,
-    zero: bool = False,
-) -> Picture:
+def _curve(runs: list[RunData], title: str, text: str, unit: str, outcome: str) -> Picture:
     figure = new_figure(height=3.0)
     axes = figure.add_subplot(xlabel="round", ylabel=unit)
-    if zero:
+    if unit == "points":
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
         values = run.outcomes[outcome]
@@ -140,7 +135,7 @@ def _curve(
 
 
 def gain_of(runs: list[RunData]) -> str:
-    """Return the outcome that compares environments: the gain, else that on validation."""
+    """Return the outcome that compares environments: the gain, else the validation difference."""
     tested = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
     return "gain" if tested else "validation_gain"
 
@@ -149,16 +144,12 @@ def _gain(runs: list[RunData]) -> Picture:
     title = "Gain over the twin"
     if gain_of(runs) != "gain":
         return missing(title, NO_TEST)
-    text = (
-        "Test utility (expected test accuracy minus rent) minus that of the never-grow twin, in "
-        "points. The test split is measured once, after the last step of an episode."
-    )
-    return _curve(runs, title, text, "points", "gain", zero=True)
+    return _curve(runs, title, GAIN_TEXT, "points", "gain")
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
     tasks, measured = _tasks(runs)[:MAX_TASKS], gain_of(runs)
-    figure, grid = panels(len(tasks), 2.0, "gain, points", sharey=True)
+    figure, grid = panels(len(tasks), 2.0, FIGURES[measured].label, sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
@@ -177,7 +168,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
     note = f" Tasks that are only in the table: {more}." if more else ""
     return picture(
         figure,
-        "Gain by task",
+        "Gain by task" if measured == "gain" else "Validation difference by task",
         f"{'Test' if measured == 'gain' else 'Validation'} utility minus the twin's, in points, in "
         f"environments that trained on the task. {INTERVAL}.{note}",
     )
@@ -237,7 +228,7 @@ def _pair(runs: list[RunData], run: RunData) -> tuple[str, str, str, str | None]
 
 def final_rounds(run: RunData) -> slice:
     """Return the last tenth of the completed rounds, at least one."""
-    return slice(-max(1, -(-len(run.rounds) // 10)), None)
+    return slice(-last_tenth(len(run.rounds)), None)
 
 
 def _left_out(runs: list[RunData], *outcomes: str) -> str:

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from esper.karn.report import tables
 from esper.karn.report.drawing import Picture, styled
-from esper.karn.report.gather import RunData, gather
+from esper.karn.report.gather import RunData
 from esper.karn.report.growth_figures import growth_pictures
 from esper.karn.report.ladder_figures import ladder_picture, ladder_tables
 from esper.karn.report.learning_figures import learning_pictures
@@ -40,7 +40,7 @@ def write_page(runs: Sequence[Path], target: Path) -> Path:
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(f"output: {target} is not a file in an existing directory; name another")
-    text = render([gather(run) for run in runs])
+    text = render([RunData(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
     try:
         # A path on a command line may contain bytes that are not valid text.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.karn.final_figures import FIGURES, Figure
 from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.karn.report.gather import RunData
@@ -39,39 +40,11 @@ class Table:
     numeric: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryRow:
-    """A row of the table of final means: label, outcome, number format and scale."""
-
-    name: str
-    outcome: str
-    form: str
-    scale: float = 1.0
-
-
-GAIN = SummaryRow("gain (test), points", "gain", "+.1f")
-VALIDATION_GAIN = SummaryRow("gain on validation, points", "validation_gain", "+.1f")
-ADDED = SummaryRow("parameters added", "added_parameters", ".0f")
-GERMINATED = SummaryRow("seeds germinated", "germinated", ".2f")
-FOSSILISED = SummaryRow("seeds fossilised", "fossilised", ".2f")
-ACCURACIES = (
-    SummaryRow("test accuracy grown, %", "test_accuracy", ".1f", 100),
-    SummaryRow("test accuracy of the twin, %", "twin_test_accuracy", ".1f", 100),
-    SummaryRow("validation accuracy grown, %", "accuracy", ".1f", 100),
-    SummaryRow("validation accuracy of the twin, %", "twin_accuracy", ".1f", 100),
+BY_TASK = (
+    *("gain", "validation_gain", "test_accuracy", "twin_test_accuracy", "accuracy"),
+    *("twin_accuracy", "added_parameters", "germinated", "fossilised"),
 )
-FINAL = (
-    GAIN,
-    VALIDATION_GAIN,
-    *ACCURACIES,
-    SummaryRow("return", "episode_return", "+.3f"),
-    ADDED,
-    GERMINATED,
-    FOSSILISED,
-    SummaryRow("seeds pruned", "pruned", ".2f"),
-    SummaryRow("rollbacks", "rolled_back", ".2f"),
-)
-"""Rows of the table of final means, over the last tenth of the rounds."""
+"""The figures in the tables by task."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
@@ -88,8 +61,11 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     if np.isfinite(run.speed).any():
         found.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
-        shown = [(figure.name, final_figure(run, figure)) for figure in (GAIN, VALIDATION_GAIN)]
-        found = [*shown, *found, (ADDED.name, final_figure(run, ADDED))]
+        gain, validation, added = (
+            (_label(FIGURES[name]), final_figure(run, FIGURES[name]))
+            for name in ("gain", "validation_gain", "added_parameters")
+        )
+        found = [gain, validation, *found, added]
     return [(name, *_split_interval(value)) for name, value in found]
 
 
@@ -129,7 +105,7 @@ def verdict(run: RunData) -> Verdict | None:
     """Return whether the policy is learning, and if not, why."""
     outcome = gain_of([run])
     curve = Curve(
-        "gain" if outcome == "gain" else "gain on validation",
+        "gain" if outcome == "gain" else "validation difference",
         " points",
         [_mean(values) for values in run.outcomes[outcome]],
     )
@@ -153,7 +129,11 @@ def _records(run: RunData) -> list[str]:
     return [Path(path).name for path in settings.get("records", [])]
 
 
-def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) -> str:
+def _label(figure: Figure) -> str:
+    return f"{figure.label}, %" if figure.accuracy else figure.label
+
+
+def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
     """Return the mean over the final rounds with its interval, or a dash.
 
     Environments of a group share initial host and data, so the units are the means of groups
@@ -164,30 +144,33 @@ def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) 
         figure: the figure to compute.
         where: bool ``[R, N]``, the environments to include; all by default.
     """
-    values = run.outcomes[figure.outcome]
+    values, form = run.outcomes[figure.name], ".1f" if figure.accuracy else figure.form
     if where is not None:
         values = np.where(where, values, np.nan)
-    values = values[final_rounds(run)] * figure.scale
+    values = values[final_rounds(run)] * (100 if figure.accuracy else 1)
     units = group_means(values, run.started.group_size).ravel()
     estimate = interval(units[None, np.isfinite(units)])
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
     if not np.isfinite(mean):
         return NOTHING
     if not np.isfinite(low):
-        return format(mean, figure.form)
-    return f"{mean:{figure.form}} [{low:{figure.form}}, {high:{figure.form}}]"
+        return format(mean, form)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def final_table(runs: list[RunData]) -> Table:
     """Return the final figures of all runs, one column per run."""
     with_rounds = [run for run in runs if len(run.rounds)]
-    rows = [[figure.name, *(final_figure(run, figure) for run in with_rounds)] for figure in FINAL]
+    rows = [
+        [_label(figure), *(final_figure(run, figure) for run in with_rounds)]
+        for figure in FIGURES.values()
+    ]
     return Table(
         "Final figures",
         "Means per episode over the last tenth of the rounds, with 95 % intervals. "
         "Environments of a group share initial host and data, so the units are groups of a round. "
-        "Gain is utility minus that of the never-grow twin. The test split is measured once, after "
-        "the last step of an episode; runs before schema 4 have no test scores.",
+        "Gain is test utility minus that of the never-grow twin. The test split is measured once, "
+        "after the last step of an episode; runs before schema 4 have no test scores.",
         ["", *(run.label for run in with_rounds)],
         rows,
     )
@@ -197,15 +180,15 @@ def task_table(run: RunData, several: bool) -> Table | None:
     """Return the final figures per task; None where there is only one task."""
     if len(run.task_names) < 2 or not len(run.rounds):
         return None
-    shown = (GAIN, VALIDATION_GAIN, *ACCURACIES, ADDED, GERMINATED, FOSSILISED)
+    figures = [FIGURES[name] for name in BY_TASK]
     rows = [
-        [task, *(final_figure(run, figure, run.tasks == task) for figure in shown)]
+        [task, *(final_figure(run, figure, run.tasks == task) for figure in figures)]
         for task in run.task_names
     ]
     return Table(
         f"By task{': ' + run.label if several else ''}",
         "Means over the last tenth of the rounds.",
-        ["task", *(figure.name for figure in shown)],
+        ["task", *map(_label, figures)],
         rows,
     )
 

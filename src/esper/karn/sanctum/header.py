@@ -83,8 +83,9 @@ def _progress(moment: Moment, palette: Palette, width: int) -> Text:
     text.append(f" {100 * share:.0f} %")
     if moment.outcomes:
         last = moment.outcomes[-1]
-        gain, where = fmean(last.gain or last.validation_gain), "" if last.gain else " (val.)"
-        text.append(f"  round {last.round}: gain {written(gain, '+.1f')}{where}")
+        name = "gain" if last.gain else "on val."
+        text.append(f"  round {last.round}: {name} ")
+        text.append(written(fmean(last.gain or last.validation_gain), "+.1f"))
     left = seconds_left(moment)
     if left is not None and moment.finished is None and left > 0:
         text.append(f"  {duration(left)} left")

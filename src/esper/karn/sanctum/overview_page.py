@@ -57,7 +57,7 @@ class Overview(View):
         self.summary = Lines(id="overview-summary")
         self.verdict = Static(id="overview-verdict")
         self.table = RowsTable("environments", "no environment matches")
-        self.gain = Plot("gain of each round, points", id="overview-gain")
+        self.gain = Plot("points above the twin in each round", id="overview-gain")
         self.side = Vertical(id="overview-side", classes="wide-only")
         self.plot = Plot("validation accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
@@ -149,9 +149,9 @@ class Overview(View):
     def _show_gain(self, means: Sequence[Score], palette: Palette) -> None:
         self.gain.display = bool(means)
         validation = [score.validation_gain for score in means]
-        curves = [PlotCurve("on validation", validation, palette.twin, "·")]
+        curves = [PlotCurve("val. difference", validation, palette.twin, "·")]
         if _tested(means):
-            curves.append(PlotCurve("on test", [score.gain for score in means], palette.grown))
+            curves.append(PlotCurve("gain (test)", [score.gain for score in means], palette.grown))
         self.gain.show([float(score.round) for score in means], curves)
 
     def _show_accuracy(self, means: Sequence[Score], palette: Palette) -> None:
@@ -243,7 +243,7 @@ def _diagnosis(moment: Moment, means: Sequence[Score]) -> Verdict | None:
     tested = _tested(means)
     values = [score.gain if tested else score.validation_gain for score in means]
     curve = Curve(
-        "gain" if tested else "gain on validation",
+        "gain" if tested else "validation difference",
         " points",
         [math.nan if value is None else value for value in values],
     )
@@ -261,7 +261,7 @@ def _last_gain(means: Sequence[Score], palette: Palette) -> Text:
     last = means[-1]
     text.append(f"  round {last.round}: gain ", style=palette.muted)
     text.append_text(signed(last.gain, "+.1f", palette))
-    text.append("  on validation ", style=palette.muted)
+    text.append("  val. difference ", style=palette.muted)
     text.append_text(signed(last.validation_gain, "+.1f", palette))
     return text.append(f" {sparkline([score.rank for score in means], 12)}", style=palette.grown)
 

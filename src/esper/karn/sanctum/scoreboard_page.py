@@ -72,7 +72,7 @@ class Score:
 
     @property
     def rank(self) -> float:
-        """What scores are sorted by: the gain, else the gain on validation."""
+        """What scores are sorted by: the gain, else the validation difference."""
         return self.validation_gain if self.gain is None else self.gain
 
 

@@ -159,7 +159,7 @@ class EpochCompleted(StepEvent, tag="EPOCH_COMPLETED"):
     reward: list[Number]
     """Reward of this step."""
     added_parameters: list[int]
-    """Parameters that pay rent."""
+    """Parameters that the utility charges its price for."""
     op: list[int]
     """The requested operation, ``leyline.actions.Op``."""
     slot: list[int]
@@ -284,9 +284,10 @@ class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
     twin_test_expected_accuracy: list[Number] = msgspec.field(default_factory=list)
     """Expected test accuracy of the twin."""
     test_utility: list[Number] = msgspec.field(default_factory=list)
-    """Utility on the test split: expected test accuracy minus rent."""
+    """Utility on the test split: expected test accuracy minus the price of
+    added parameters."""
     twin_test_utility: list[Number] = msgspec.field(default_factory=list)
-    """Test utility of the twin, which pays no rent: its expected test accuracy."""
+    """Test utility of the twin, which pays no price: its expected test accuracy."""
 
     @property
     def gain(self) -> list[float]:
