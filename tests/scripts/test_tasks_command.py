@@ -17,7 +17,7 @@ from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
 from esper.runtime.worth import Worth
 from esper.scripts import describe
-from esper.scripts.tasks import TasksArguments, show, tasks
+from esper.scripts.tasks import show, tasks
 from esper.simic.tools.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
 from esper.simic.training.vectorized import run_training
 
@@ -202,7 +202,7 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
     out = capsys.readouterr().out
     for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
         assert words in out
-    assert "Gain is utility minus that of the never-grow twin" in out
+    assert "Gain is test utility minus that of the never-grow twin" in out
     assert re.search(r"\d+ % from init alone \(host and data\), \d+ % from actions alone", out)
     assert re.search(r"signal-to-noise ratio .* \d+\.\d+ in the reward of a step", out)
 
@@ -223,7 +223,7 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
     monkeypatch.setattr(
         describe, "diagnose", lambda *given: Diagnosis(results, 0.1, 0.2, 0.7, 1.0, 2.0)
     )
-    describe.describe(console, TasksArguments(describe=("digits",), groups=3, group_size=2))
+    describe.describe(console, [find("digits")], describe.Trial(3, 2, "paired"))
     assert isinstance(console.file, io.StringIO)
     lines = [re.split(r" *[│┃] *", line) for line in console.file.getvalue().splitlines()]
     cells = {line[1]: line[2:-1] for line in lines if len(line) == 5}

@@ -71,9 +71,9 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
         row(label, [f"{100.0 * float(value.mean()):{form}}" for value in values])
 
     gains = torch.stack([policy.test.gain for policy in results])
-    known = interval(group_means(100.0 * gains.numpy(), trial.group_size))
+    estimate = interval(group_means(100.0 * gains.numpy(), trial.group_size))
     means("gain, points", [p.test.gain for p in results], "+.1f")
-    ends = zip(known.low, known.high, strict=True)
+    ends = zip(estimate.low, estimate.high, strict=True)
     row("95 % interval", [f"{low:+.1f}, {high:+.1f}" for low, high in ends])
     means("validation difference", [p.validation.gain for p in results], "+.1f")
     means("utility (test), points", [p.test.utility for p in results])
@@ -87,15 +87,15 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
     for op in Op:
         row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
     console.print(table)
+    init, actions, rest = map(_share, (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest))
     console.print(
         "Gain is test utility minus that of the never-grow twin, after the last step; its interval "
         "is over hosts.\n"
-        "variance of the untrained policy's return: "
-        f"{_share(diagnosis.by_init)} from init alone (host and data), "
-        f"{_share(diagnosis.by_actions)} from actions alone, {_share(diagnosis.by_rest)} from both and "
-        "from the seeds' initial weights\n"
+        f"variance of the untrained policy's return: {init} from init alone (host and data), "
+        f"{actions} from actions alone, {rest} from both and from the seeds' initial weights\n"
         "signal-to-noise ratio of growing everything against never growing: "
-        f"{diagnosis.step_signal:.2f} in the reward of a step, {diagnosis.return_signal:.2f} in the return",
+        f"{diagnosis.step_signal:.2f} in the reward of a step, "
+        f"{diagnosis.return_signal:.2f} in the return",
         highlight=False,
         soft_wrap=True,
     )
