@@ -95,9 +95,9 @@ def test_blueprints_that_germinated_equally_often_are_sorted_by_name() -> None:
     """The order of a set would differ between processes."""
     table = seed_table(RunData(RECORDED / "healthy"), several=False)
     assert table is not None
-    places = [(-int(row[1]), row[0]) for row in table.rows]
-    assert places == sorted(places)
-    assert len({times for times, _ in places}) < len(places)
+    locations = [(-int(row[1]), row[0]) for row in table.rows]
+    assert locations == sorted(locations)
+    assert len({times for times, _ in locations}) < len(locations)
 
 
 def test_names_in_a_run_are_escaped(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ def assert_whole(run: Path, events: list[Event] = EVENTS) -> None:
     while log.behind:
         log.poll()
     assert (log.index.corrupt, log.index.unknown, log.cut_off) == (0, 0, 0)
-    places = log.index.places[EpochCompleted]
+    locations = log.index.locations[EpochCompleted]
     epochs = [event for event in events if isinstance(event, EpochCompleted)]
-    assert [log.read(place) for place in places] == epochs
+    assert [log.read(place) for place in locations] == epochs
     with Store([run]) as store:
         (row,) = store.query("SELECT count(*) AS n FROM ppo_update_completed").to_pylist()
         steps = store.query("SELECT round, step FROM epoch_completed").to_pylist()
@@ -301,7 +301,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(
         log.poll()
     assert log.index.corrupt == 1
     epochs = [event for event in left if isinstance(event, EpochCompleted)]
-    assert [log.read(place) for place in log.index.places[EpochCompleted]] == epochs
+    assert [log.read(place) for place in log.index.locations[EpochCompleted]] == epochs
     assert RunData(run).unreadable == 1
     with Store([run]) as store:
         (row,) = store.query("SELECT count(*) AS n FROM epoch_completed").to_pylist()

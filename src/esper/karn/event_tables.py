@@ -27,7 +27,7 @@ class EventTables:
     def __init__(self, folder: Path):
         self._folder = folder
         self._files: dict[str, list[Path]] = defaultdict(list)
-        self._damaged: Counter[str] = Counter()
+        self._damage: Counter[str] = Counter()
 
     def add(self, run: Path, name: str) -> None:
         """Add the lines that a run has now; a damaged part is left out, with one line on stderr.
@@ -46,7 +46,7 @@ class EventTables:
                     check_part(part)
                 except DamagedPart as error:
                     notice(f"warning: {error}; its events are left out")
-                    self._damaged[name] += 1
+                    self._damage[name] += 1
                 else:
                     # A link, whose name means nothing else to the database.
                     link = self._new_file()
@@ -76,7 +76,7 @@ class EventTables:
     def unreadable(self, database: duckdb.DuckDBPyConnection) -> Counter[str]:
         """Number of lines of each run that are no events; a damaged part counts as one."""
         sql = "SELECT run, count(*) FROM event_lines WHERE event_type IS NULL GROUP BY run"
-        return self._damaged + Counter(dict(database.execute(sql).fetchall()))
+        return self._damage + Counter(dict(database.execute(sql).fetchall()))
 
 
 def _selection(name: str, files: list[Path]) -> str:

@@ -15,7 +15,7 @@ import pyarrow
 
 from esper.karn.event_tables import EventTables
 from esper.karn.record_views import RECORD_VIEWS, create_record_views
-from esper.karn.runs import RunInfo, find_runs, inspect, stored
+from esper.karn.runs import RunInfo, config_of, find_runs, inspect
 from esper.karn.views import METRIC_NAMES, TASKS, VIEWS, WORDS, sql_literal, view_definitions
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
@@ -73,8 +73,8 @@ class Store:
         UsageError: a place contains no run.
     """
 
-    def __init__(self, places: list[Path], skip_bad: bool = False):
-        self._names, self._skip_bad = _names(_runs_at(places)), skip_bad
+    def __init__(self, paths: list[Path], skip_bad: bool = False):
+        self._names, self._skip_bad = _names(_runs_at(paths)), skip_bad
         self._records_opened = False
         self._folder = TemporaryDirectory(prefix="esper-query-")
         self._database = duckdb.connect(":memory:")
@@ -87,7 +87,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._database.close()
         self._folder.cleanup()
 
@@ -170,18 +170,18 @@ class Store:
                 notice(f"warning: {path} is left out ({error})")
 
 
-def _runs_at(places: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise UsageError(f"run: there is no directory {place}; esper runs lists your runs")
-        here = [place] if _is_readable(place) else [p for p in find_runs(place) if _is_readable(p)]
-        if not here:
+def _runs_at(paths: list[Path]) -> list[Path]:
+    runs: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"run: there is no directory {path}; esper runs lists your runs")
+        inside = [path] if _is_readable(path) else [p for p in find_runs(path) if _is_readable(p)]
+        if not inside:
             raise UsageError(
-                f"run: {place} has no run with events or records; esper runs lists your runs"
+                f"run: {path} has no run with events or records; esper runs lists your runs"
             )
-        found += here
-    return list(dict.fromkeys(path.resolve() for path in found))
+        runs += inside
+    return list(dict.fromkeys(path.resolve() for path in runs))
 
 
 def _is_readable(path: Path) -> bool:
@@ -218,7 +218,7 @@ def _rows(
             "path": _text(str(info.path)),
             "resumed": max(0, len(starts[name]) - 1),
             "unreadable": unreadable[name],
-            "settings": json.dumps(stored(info.path).get("settings", {})),
+            "settings": json.dumps(config_of(info.path).get("settings", {})),
         }
         yield {field: value if _fits(value) else None for field, value in values.items()}
 

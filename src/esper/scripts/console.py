@@ -75,7 +75,7 @@ class LiveProgress:
         self.progress.start()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
@@ -173,5 +173,5 @@ def _round_range(rounds: list[AnySummary]) -> str:
 def _mean(rounds: list[AnySummary], attribute: str) -> float:
     """Mean over the rounds in which the attribute is not NaN; NaN if there is none."""
     values = [float(getattr(r, attribute)) for r in rounds]
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
+    finite = [value for value in values if not math.isnan(value)]
+    return fmean(finite) if finite else math.nan

@@ -22,7 +22,7 @@ from esper.scripts.flags import parse
 ROOMY = 120
 """Minimum columns of a terminal for tables; narrower terminals and files get lines."""
 
-COMPARED = Range(2, 1024)
+COUNTS = Range(2, 1024)
 """Range of --groups and --group-size: the diagnosis compares groups and members of a group."""
 
 TITLES = {
@@ -57,9 +57,9 @@ class TasksArguments:
     --describe."""
     reward: Reward = "paired"
     """Reward that --describe measures."""
-    groups: int = setting(8, COMPARED)
+    groups: int = setting(8, COUNTS)
     """Number of hosts for --describe, each with its own data."""
-    group_size: int = setting(8, COMPARED)
+    group_size: int = setting(8, COUNTS)
     """Environments per host for --describe, each with its own stream of random actions."""
 
 
@@ -69,16 +69,16 @@ def tasks(arguments: list[str]) -> int:
         return check(arguments[1:])
     if arguments[:1] == ["fetch"]:
         return fetch(arguments[1:])
-    given = parse(TasksArguments, "esper tasks", arguments)
-    for path in given.plugin:
+    options = parse(TasksArguments, "esper tasks", arguments)
+    for path in options.plugin:
         load(path)
-    if given.describe:
-        return _describe(given)
-    names = given.names or (*TASKS, *FAMILIES)
+    if options.describe:
+        return _describe(options)
+    names = options.names or (*TASKS, *FAMILIES)
     suites = {suite: family for family in FAMILIES for suite in (family, f"{family}_held_out")}
     families = [FAMILIES[name] for name in dict.fromkeys(suites[n] for n in names if n in suites)]
-    chosen = [name for name in names if name not in suites]
-    show(Console(), find_all(chosen) if chosen else (), read_worth(), families)
+    names_of_tasks = [name for name in names if name not in suites]
+    show(Console(), find_all(names_of_tasks) if names_of_tasks else (), read_worth(), families)
     return 0
 
 
@@ -102,7 +102,7 @@ def _describe(arguments: TasksArguments) -> int:
 
 def show(
     console: Console,
-    chosen: tuple[Task, ...],
+    tasks: tuple[Task, ...],
     worth: dict[str, Worth],
     families: Sequence[Family] = (),
 ) -> None:
@@ -110,11 +110,11 @@ def show(
     in_suites = {name for members in SUITES.values() for name in members}
     sections = {
         f"{suite}: {TITLES[suite]}" if suite in TITLES else suite: [
-            task for task in chosen if task.name in members
+            task for task in tasks if task.name in members
         ]
         for suite, members in SUITES.items()
     }
-    sections["others"] = [task for task in chosen if task.name not in in_suites]
+    sections["others"] = [task for task in tasks if task.name not in in_suites]
     roomy = console.is_terminal and console.width >= ROOMY
     for title, members in sections.items():
         if members and roomy:
@@ -209,10 +209,10 @@ def _drift(task: Task) -> list[str]:
 def _worth(task: Task, worth: dict[str, Worth]) -> str:
     if task.name not in worth:
         return "not measured"
-    found = worth[task.name]
-    mean, low, high = found.gain
+    entry = worth[task.name]
+    mean, low, high = entry.gain
     interval = f"[{low:+.1f}, {high:+.1f}]"
-    return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
+    return f"{mean:+.1f} points {interval}, val. {entry.validation_gain:+.1f}: {entry.schedule}"
 
 
 def _instead(task: Task, worth: dict[str, Worth]) -> list[str]:

@@ -134,7 +134,7 @@ def test_a_replay_of_an_empty_run_does_nothing(tmp_path: Path) -> None:
     playhead.show(4)
     assert playhead.live
     assert playhead.moment().step is None
-    assert not playhead.log.index.places[EpochCompleted]
+    assert not playhead.log.index.locations[EpochCompleted]
 
 
 def test_the_feed_names_the_slot_of_the_task_that_was_played_in_that_round(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from esper.karn.final_figures import FIGURES
 from esper.karn.intervals import Floats
 from esper.karn.report.lives import LifeBook
-from esper.karn.runs import inspect, stored
+from esper.karn.runs import config_of, inspect
 from esper.leyline.errors import UsageError
 from esper.leyline.evaluation import LADDERS, Evaluation, read_evaluation
 from esper.leyline.events import (
@@ -77,7 +77,7 @@ class RunData:
         metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
         missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3, a missing
             gradient was recorded as NaN.
-        timed: numbers of the rounds that were timed, ``[R']``.
+        timed_rounds: numbers of the rounds that were timed, ``[R']``.
         speed: environment steps per second in those rounds, ``[R']``.
         seconds: wall time of rollout and update in those rounds, each ``[R']``.
         lives: lives of the seeds.
@@ -95,7 +95,7 @@ class RunData:
     """
 
     def __init__(self, run: Path):
-        self.dropped = self.unreadable = 0
+        self.dropped_steps = self.unreadable = 0
         self.failure: str | None = None
         self.lives = LifeBook()
         self.rollbacks: Counter[tuple[int, str]] = Counter()
@@ -108,9 +108,9 @@ class RunData:
         if not self._starts:
             raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
         self.started, self.processes = self._starts[-1], len(self._starts)
-        self.label, self.info, self.config = _label(run), inspect(run), stored(run)
+        self.label, self.info, self.config = _label(run), inspect(run), config_of(run)
         self.episode = _last_episode(run)
-        self.evaluations, self.refused = _evaluations(run)
+        self.evaluations, self.refusals = _evaluations(run)
         self._set_rounds()
         self._set_updates()
 
@@ -140,7 +140,7 @@ class RunData:
             case AnomalyDetected():
                 self.anomalies.append(event)
             case TelemetryDropped():
-                self.dropped += event.steps
+                self.dropped_steps += event.steps
             case TrainingFinished():
                 self.failure = event.message
             case TrainingStarted():
@@ -160,12 +160,12 @@ class RunData:
         self.rounds = np.array([number for number, _, _ in rounds], dtype=float)
         self.outcomes = dict(zip(FIGURES, table.transpose(1, 0, 2), strict=True))
         self.tasks = np.array([tasks for _, _, tasks in rounds], dtype=str)
-        timed = [self._snapshots[number] for number in sorted(self._snapshots)]
-        self.timed = np.array([float(s.round) for s in timed])
-        self.speed = _column([s.environment_steps_per_second for s in timed])
+        timed_rounds = [self._snapshots[number] for number in sorted(self._snapshots)]
+        self.timed_rounds = np.array([float(s.round) for s in timed_rounds])
+        self.speed = _column([s.environment_steps_per_second for s in timed_rounds])
         self.seconds = (
-            _column([s.rollout_seconds for s in timed]),
-            _column([s.update_seconds for s in timed]),
+            _column([s.rollout_seconds for s in timed_rounds]),
+            _column([s.update_seconds for s in timed_rounds]),
         )
 
     def _set_updates(self) -> None:
@@ -184,18 +184,18 @@ class RunData:
 
 def _evaluations(run: Path) -> tuple[list[Evaluation], list[str]]:
     """The evaluations that ``esper evaluate`` left in a run, and why others were refused."""
-    found, refused = [], []
+    evaluations, refusals = [], []
     for path in sorted((run / LADDERS).glob("*.json")):
         try:
             evaluation = read_evaluation(path)
         except UsageError as error:
-            refused.append(str(error))
+            refusals.append(str(error))
             continue
         if evaluation.suite == path.stem:
-            found.append(evaluation)
+            evaluations.append(evaluation)
         else:
-            refused.append(f"evaluation: {path} is of {evaluation.suite}; rename it")
-    return found, refused
+            refusals.append(f"evaluation: {path} is of {evaluation.suite}; rename it")
+    return evaluations, refusals
 
 
 def _label(run: Path) -> str:
@@ -217,12 +217,12 @@ def _last_episode(run: Path) -> Episode | None:
             steps.setdefault(event.step, event)
     if not steps:
         return None
-    ordered = [steps[number] for number in sorted(steps)]
+    epochs = [steps[number] for number in sorted(steps)]
     try:
         return Episode(
-            np.array([float(s.step) for s in ordered]),
-            _table([s.validation_accuracy for s in ordered]),
-            _table([s.twin_validation_accuracy for s in ordered]),
+            np.array([float(s.step) for s in epochs]),
+            _table([s.validation_accuracy for s in epochs]),
+            _table([s.twin_validation_accuracy for s in epochs]),
         )
     except ValueError:
         return None  # steps of different runs, or damaged ones

@@ -54,13 +54,17 @@ NO_ROUND = "No round is complete yet."
 
 def learning_pictures(runs: list[RunData]) -> list[Picture]:
     """Return curves over rounds, the gain per task, and accuracy against parameters."""
-    whole = [run for run in runs if len(run.rounds)]
-    if not whole:
+    with_rounds = [run for run in runs if len(run.rounds)]
+    if not with_rounds:
         return [missing("Accuracy", NO_ROUND)]
-    pictures = [_accuracy(whole), _gain(whole), *(_curve(whole, *each) for each in CURVES)]
-    if len(_tasks(whole)) > 1:
-        pictures.append(_gain_by_task(whole))
-    return [*pictures, _accuracy_against_parameters(whole)]
+    pictures = [
+        _accuracy(with_rounds),
+        _gain(with_rounds),
+        *(_curve(with_rounds, *each) for each in CURVES),
+    ]
+    if len(_tasks(with_rounds)) > 1:
+        pictures.append(_gain_by_task(with_rounds))
+    return [*pictures, _accuracy_against_parameters(with_rounds)]
 
 
 def band(axes: Axes, rounds: Floats, values: Floats, group_size: int, **look: Any) -> None:
@@ -94,10 +98,10 @@ def whole_rounds(axes: Axes) -> None:
 
 def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
     """Return colour and dashes of a run among others, and its label where there are several."""
-    place = runs.index(run)
+    number = runs.index(run)
     return {
-        "color": SERIES[place % len(SERIES)],
-        "linestyle": DASHES[place % len(DASHES)],
+        "color": SERIES[number % len(SERIES)],
+        "linestyle": DASHES[number % len(DASHES)],
         "label": run.label if len(runs) > 1 else None,
     }
 
@@ -119,7 +123,7 @@ def _accuracy(runs: list[RunData]) -> Picture:
     if len(_tasks(runs)) > 1:
         text += " The bands include differences between tasks."
     missing_values = _left_out(runs, "accuracy", "twin_accuracy")
-    return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
+    return picture(figure, "Accuracy", text + missing_values + _block_note(runs))
 
 
 def _curve(runs: list[RunData], title: str, text: str, unit: str, outcome: str) -> Picture:
@@ -136,8 +140,8 @@ def _curve(runs: list[RunData], title: str, text: str, unit: str, outcome: str) 
 
 def gain_of(runs: list[RunData]) -> str:
     """Return the outcome that compares environments: the gain, else the validation difference."""
-    tested = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
-    return "gain" if tested else "validation_gain"
+    has_test = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
+    return "gain" if has_test else "validation_gain"
 
 
 def _gain(runs: list[RunData]) -> Picture:
@@ -148,18 +152,18 @@ def _gain(runs: list[RunData]) -> Picture:
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
-    tasks, measured = _tasks(runs)[:MAX_TASKS], gain_of(runs)
-    figure, grid = panels(len(tasks), 2.0, FIGURES[measured].label, sharey=True)
+    tasks, outcome = _tasks(runs)[:MAX_TASKS], gain_of(runs)
+    figure, grid = panels(len(tasks), 2.0, FIGURES[outcome].label, sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
         for run in runs:
-            gain = np.where(run.tasks == task, run.outcomes[measured], np.nan)
-            trained = np.isfinite(gain).any(1)
+            gain = np.where(run.tasks == task, run.outcomes[outcome], np.nan)
+            rows = np.isfinite(gain).any(1)
             band(
                 axes,
-                run.rounds[trained],
-                gain[trained],
+                run.rounds[rows],
+                gain[rows],
                 run.started.group_size,
                 **look_of(runs, run),
             )
@@ -168,8 +172,8 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
     note = f" Tasks that are only in the table: {more}." if more else ""
     return picture(
         figure,
-        "Gain by task" if measured == "gain" else "Validation difference by task",
-        f"{'Test' if measured == 'gain' else 'Validation'} utility minus the twin's, in points, in "
+        "Gain by task" if outcome == "gain" else "Validation difference by task",
+        f"{'Test' if outcome == 'gain' else 'Validation'} utility minus the twin's, in points, in "
         f"environments that trained on the task. {INTERVAL}.{note}",
     )
 
@@ -247,6 +251,6 @@ def _tasks(runs: list[RunData]) -> list[str]:
     return list(dict.fromkeys(task for run in runs for task in run.task_names))
 
 
-def _blocked(runs: list[RunData]) -> str:
+def _block_note(runs: list[RunData]) -> str:
     size = max(block_size(len(run.rounds)) for run in runs)
     return f" Each point is the mean of {size} rounds." if size > 1 else ""

@@ -102,15 +102,15 @@ def _sections(runs: list[RunData]) -> list[Section]:
 
 def _evaluation_section(runs: list[RunData]) -> list[Section]:
     """The ladders of all runs; none where no policy was evaluated."""
-    found = [
+    evaluations = [
         structs.replace(evaluation, policy=run.label)
         for run in runs
         for evaluation in run.evaluations
     ]
-    if not found:
+    if not evaluations:
         return []
-    shown = [table for each in found for table in ladder_tables(each)]
-    return [Section("Evaluation", [ladder_picture(each) for each in found], shown)]
+    ladders = [table for each in evaluations for table in ladder_tables(each)]
+    return [Section("Evaluation", [ladder_picture(each) for each in evaluations], ladders)]
 
 
 def _number_labels(runs: list[RunData]) -> None:
@@ -125,26 +125,28 @@ def _title(runs: list[RunData]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs side by side"
     tasks = runs[0].task_names
-    named = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-    return f"{named}: {runs[0].started.policy}"
+    names = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
+    return f"{names}: {runs[0].started.policy}"
 
 
 def _notes(run: RunData) -> list[str]:
     """Warnings above the figures, such as an incomplete run or missing events."""
     so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
-    notes = {
+    states = {
         "running": f"{run.label} is still running; the page shows it {so_far}",
         "interrupted": f"{run.label} was interrupted {so_far}",
         "failed": f"{run.label} failed {so_far}",
     }
-    found = [notes[run.info.status]] if run.info.status in notes else []
+    notes = [states[run.info.status]] if run.info.status in states else []
     if run.failure:
-        found.append(f"{run.label}: {run.failure}")
-    if run.dropped:
-        found.append(f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped}.")
+        notes.append(f"{run.label}: {run.failure}")
+    if run.dropped_steps:
+        notes.append(
+            f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped_steps}."
+        )
     if run.unreadable:
-        found.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
-    found += [f"{run.label}: {line}." for line in run.refused]
+        notes.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
+    notes += [f"{run.label}: {line}." for line in run.refusals]
     if not len(run.rounds):
-        found.append(f"{run.label} has not completed a round yet.")
-    return found
+        notes.append(f"{run.label} has not completed a round yet.")
+    return notes

@@ -52,21 +52,21 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     length = (run.info.last_activity or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
     records = _records(run)
-    found = [
+    figures = [
         ("status", run.info.status),
         ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
         *([] if records else [("environment steps", f"{steps:,}")]),
         ("from first to last event", _duration(length)),
     ]
     if np.isfinite(run.speed).any():
-        found.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
+        figures.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
         gain, validation, added = (
             (_label(FIGURES[name]), final_figure(run, FIGURES[name]))
             for name in ("gain", "validation_gain", "added_parameters")
         )
-        found = [gain, validation, *found, added]
-    return [(name, *_split_interval(value)) for name, value in found]
+        figures = [gain, validation, *figures, added]
+    return [(name, *_split_interval(value)) for name, value in figures]
 
 
 def _split_interval(value: str) -> tuple[str, str]:
@@ -77,26 +77,24 @@ def _split_interval(value: str) -> tuple[str, str]:
 
 def summary(run: RunData) -> str:
     """Return a sentence or two on what was trained."""
-    started, records = run.started, _records(run)
+    start, records = run.started, _records(run)
     if records:
         return (
-            f"Policy that learned by {started.policy} from the records of {', '.join(records)}, "
-            f"with tasks {', '.join(started.tasks)}; it did not act. Each round is an epoch, a "
-            f"pass over the records. Device {started.device}."
+            f"Policy that learned by {start.policy} from the records of {', '.join(records)}, "
+            f"with tasks {', '.join(start.tasks)}; it did not act. Each round is an epoch, a "
+            f"pass over the records. Device {start.device}."
         )
-    hosts = zip(started.tasks, started.host_parameters, started.slots, strict=False)
-    listed = "; ".join(
+    hosts = zip(start.tasks, start.host_parameters, start.slots, strict=False)
+    hosts_text = "; ".join(
         f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
         for task, size, slots in hosts
     )
-    precision = precision_text(
-        started.amp_dtype, started.amp_policy_dtype, mixed=started.amp_enabled
-    )
+    precision = precision_text(start.amp_dtype, start.amp_policy_dtype, mixed=start.amp_enabled)
     resumes = f" Number of resumes: {run.processes - 1}." if run.processes > 1 else ""
     return (
-        f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "
-        f"environments, {started.episode_length} steps each, in groups of {started.group_size} "
-        f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
+        f"Policy {start.policy} on {hosts_text}. Each round is one episode of {start.envs} "
+        f"environments, {start.episode_length} steps each, in groups of {start.group_size} "
+        f"that share the initial host, the data and one never-grow twin. Device {start.device}, "
         f"{precision}.{resumes}"
     )
 
@@ -212,11 +210,11 @@ def anomaly_table(runs: list[RunData]) -> Table | None:
     """Return anomalies with counts and rounds; None where there are none."""
     rows = []
     for run in runs:
-        found = anomalies(run)
+        counts = anomalies(run)
         messages = {event.kind.replace("_", " "): event.message for event in run.anomalies}
-        for name in dict.fromkeys(name for _, name in found):
-            rounds = [number for number, other in found if other == name]
-            count = sum(found[number, name] for number in rounds)
+        for name in dict.fromkeys(name for _, name in counts):
+            rounds = [number for number, kind in counts if kind == name]
+            count = sum(counts[number, name] for number in rounds)
             row = [name, run.label, str(count), str(min(rounds)), str(max(rounds))]
             rows.append([*row, messages.get(name, NOTHING)])
     columns = ["kind", "run", "count", "first in round", "last in round", "last message"]
@@ -228,13 +226,13 @@ def settings_table(runs: list[RunData]) -> Table:
     settings = [run.config.get("settings", {}) for run in runs]
     names = list(dict.fromkeys(name for each in settings for name in each))
     if len(runs) > 1:
-        names = [n for n in names if len({_shown(each.get(n)) for each in settings}) > 1]
-        rows = [[name, *(_shown(each.get(name)) for each in settings)] for name in names]
+        names = [n for n in names if len({_text(each.get(n)) for each in settings}) > 1]
+        rows = [[name, *(_text(each.get(name)) for each in settings)] for name in names]
         text = "Settings in which the runs differ." if rows else "The runs have the same settings."
         return Table("Settings", text, ["setting", *(run.label for run in runs)], rows, False)
     defaults = flatten(TrainConfig())
     rows = [
-        [name, _shown(settings[0][name]), _shown(defaults[name]) if name in defaults else NOTHING]
+        [name, _text(settings[0][name]), _text(defaults[name]) if name in defaults else NOTHING]
         for name in names
     ]
     text = "Resolved values and the defaults."
@@ -244,15 +242,15 @@ def settings_table(runs: list[RunData]) -> Table:
 def fingerprint_table(runs: list[RunData]) -> Table:
     """Return the machine and versions that a bit-identical result requires."""
     prints = [
-        (label, found)
+        (label, versions)
         for run in runs
-        for label, found in (
+        for label, versions in (
             (run.label, run.config.get("fingerprint", {})),
             *((f"{run.label}, resumed", later) for later in run.config.get("resumed", [])),
         )
     ]
-    names = dict.fromkeys(name for _, found in prints for name in found)
-    rows = [[name, *(_shown(found.get(name)) for _, found in prints)] for name in names]
+    names = dict.fromkeys(name for _, versions in prints for name in versions)
+    rows = [[name, *(_text(versions.get(name)) for _, versions in prints)] for name in names]
     columns = ["", *(label for label, _ in prints)]
     return Table("Machine and versions", "", columns, rows, False)
 
@@ -272,7 +270,7 @@ def moment(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

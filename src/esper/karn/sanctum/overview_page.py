@@ -14,11 +14,18 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
-from esper.karn.sanctum.formatting import count, harmless, signed, sparkline, to_float, written
+from esper.karn.sanctum.formatting import (
+    count,
+    difference_text,
+    harmless,
+    number_text,
+    sparkline,
+    to_float,
+)
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve as PlotCurve
 from esper.karn.sanctum.plot import Plot
-from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
+from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arrange, rows
 from esper.karn.sanctum.scoreboard_page import PerEventCache, Score, mean
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
@@ -48,7 +55,7 @@ class Overview(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
+        self.sort, self.backwards, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
         self._mean = PerEventCache(mean)
         self._shown_verdict = Text()
@@ -79,7 +86,7 @@ class Overview(View):
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw all environments at a moment."""
         every, means = rows(moment), [self._mean(outcome) for outcome in moment.outcomes]
-        self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
+        self.rows = arrange(every, self.sort, self.backwards, self.keep, self.words)
         summary = _totals(every, palette, words=self.app.screen.size.width >= WIDE)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
         summary.append_text(_last_gain(means[-12:], palette))
@@ -92,7 +99,7 @@ class Overview(View):
             self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
 
     def _arrangement(self, total: int, palette: Palette) -> Text:
-        direction = "▼" if SORTS[self.sort][1] != self.reversed else "▲"
+        direction = "▼" if SORTS[self.sort][1] != self.backwards else "▲"
         text = Text(f"sorted by {self.sort} {direction}", style=palette.muted, no_wrap=True)
         if self.keep != "all" or self.words:
             words = f" with “{self.words}”" if self.words else ""
@@ -105,16 +112,16 @@ class Overview(View):
         several = moment.started is not None and len(moment.started.tasks) > 1
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
-            Column("val. acc", 8, lambda row: written(row.accuracy), right=True),
-            Column("lead", 7, lambda row: signed(row.lead, "+.3f", palette), right=True),
+            Column("val. acc", 8, lambda row: number_text(row.accuracy), right=True),
+            Column("lead", 7, lambda row: difference_text(row.lead, "+.3f", palette), right=True),
             Column(
                 "slots",
                 max(5, min(2 * slots - 1, 39)),
                 lambda row: slot_glyphs(row.stages, palette),
             ),
             Column("last op", 12, lambda row: _last_op(row, palette)),
-            Column("reward", 8, lambda row: written(row.reward, "+.3f"), right=True),
-            Column("added", 7, lambda row: count(row.added), right=True),
+            Column("reward", 8, lambda row: number_text(row.reward, "+.3f"), right=True),
+            Column("added", 7, lambda row: count(row.added_parameters), right=True),
             Column("status", 13, lambda row: _status(row, palette)),
         ]
         if several:
@@ -150,7 +157,7 @@ class Overview(View):
         self.gain.display = bool(means)
         validation = [score.validation_gain for score in means]
         curves = [PlotCurve("val. difference", validation, palette.twin, "·")]
-        if _tested(means):
+        if _has_test(means):
             curves.append(PlotCurve("gain (test)", [score.gain for score in means], palette.grown))
         self.gain.show([float(score.round) for score in means], curves)
 
@@ -166,13 +173,13 @@ class Overview(View):
 
     def sort_by(self, name: str) -> None:
         """Sort by a column; sorting by the same column again reverses the order."""
-        self.reversed = name == self.sort and not self.reversed
+        self.backwards = name == self.sort and not self.backwards
         self.sort = name
         self.show_again()
 
     def action_reverse(self) -> None:
         """Reverse the order."""
-        self.reversed = not self.reversed
+        self.backwards = not self.backwards
         self.show_again()
 
     def action_filter(self) -> None:
@@ -219,11 +226,11 @@ def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     if not every:
         return text.append("no environment step yet", style=palette.muted)
     text.append("validation accuracy ", style=palette.muted)
-    text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
+    text.append(number_text(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
     text.append("  twin ", style=palette.muted)
-    text.append(written(fmean(row.twin for row in every)), style=palette.twin)
+    text.append(number_text(fmean(row.twin for row in every)), style=palette.twin)
     text.append("  lead ", style=palette.muted)
-    text.append_text(signed(fmean(row.lead for row in every), "+.3f", palette))
+    text.append_text(difference_text(fmean(row.lead for row in every), "+.3f", palette))
     stages = Counter(stage for row in every for stage in row.stages)
     for stage in GLYPHS:
         if stages[stage] and stage:
@@ -234,16 +241,16 @@ def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     return text
 
 
-def _tested(means: Sequence[Score]) -> bool:
+def _has_test(means: Sequence[Score]) -> bool:
     """Whether any round has a gain."""
     return any(score.gain is not None and math.isfinite(score.gain) for score in means)
 
 
 def _diagnosis(moment: Moment, means: Sequence[Score]) -> Verdict | None:
-    tested = _tested(means)
-    values = [score.gain if tested else score.validation_gain for score in means]
+    has_test = _has_test(means)
+    values = [score.gain if has_test else score.validation_gain for score in means]
     curve = Curve(
-        "gain" if tested else "validation difference",
+        "gain" if has_test else "validation difference",
         " points",
         [math.nan if value is None else value for value in values],
     )
@@ -260,9 +267,9 @@ def _last_gain(means: Sequence[Score], palette: Palette) -> Text:
         return text
     last = means[-1]
     text.append(f"  round {last.round}: gain ", style=palette.muted)
-    text.append_text(signed(last.gain, "+.1f", palette))
+    text.append_text(difference_text(last.gain, "+.1f", palette))
     text.append("  val. difference ", style=palette.muted)
-    text.append_text(signed(last.validation_gain, "+.1f", palette))
+    text.append_text(difference_text(last.validation_gain, "+.1f", palette))
     return text.append(f" {sparkline([score.rank for score in means], 12)}", style=palette.grown)
 
 
@@ -298,19 +305,21 @@ _SEEDS: tuple[tuple[type[SeedEvent], Stage, str], ...] = (
 
 def feed(moment: Moment, lines: int, palette: Palette) -> Text:
     """Return the latest ``lines`` events as text, one per line."""
-    found: list[tuple[float, Text]] = []
+    lines_by_time: list[tuple[float, Text]] = []
     for kind, stage, word in _SEEDS:
         for event in islice(reversed(moment.events(kind)), lines):
-            found += [(event.time, line) for line in _seeds(moment, event, stage, word, palette)]
+            lines_by_time += [
+                (event.time, line) for line in _seeds(moment, event, stage, word, palette)
+            ]
     for rollback in islice(reversed(moment.events(GovernorRollback)), lines):
         names = " ".join(map(str, rollback.environment))
         line = Text(f"{_when(rollback)} env {names} ↩ rolled back", style=palette.bad)
-        found.append((rollback.time, line))
-    for saved in islice(reversed(moment.events(CheckpointSaved)), lines):
-        line = Text(f"r{saved.round:<9} ⇩ checkpoint", style=palette.muted)
-        found.append((saved.time, line))
-    found.sort(key=lambda item: -item[0])
-    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in found[:lines])
+        lines_by_time.append((rollback.time, line))
+    for checkpoint in islice(reversed(moment.events(CheckpointSaved)), lines):
+        line = Text(f"r{checkpoint.round:<9} ⇩ checkpoint", style=palette.muted)
+        lines_by_time.append((checkpoint.time, line))
+    lines_by_time.sort(key=lambda item: -item[0])
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in lines_by_time[:lines])
 
 
 def _seeds(

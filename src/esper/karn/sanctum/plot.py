@@ -46,30 +46,30 @@ class Plot(PlotextPlot):
     def __init__(self, title: str, id: str):
         super().__init__(id=id)
         self.caption = title
-        self._content: tuple[Sequence[float], Sequence[Curve], Frame] = (), (), Frame()
+        self._picture: tuple[Sequence[float], Sequence[Curve], Frame] = (), (), Frame()
 
     def show(
-        self, places: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
+        self, positions: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
     ) -> None:
-        """Draw curves over ``places``, the rounds or steps of their values, if they changed."""
-        content = places, curves, frame or Frame()
-        if content != self._content:
-            self._content = content
+        """Draw curves over ``positions``, the rounds or steps of their values, if they changed."""
+        content = positions, curves, frame or Frame()
+        if content != self._picture:
+            self._picture = content
             self._build(*content)
             self.refresh()
 
-    def _build(self, places: Sequence[float], curves: Sequence[Curve], frame: Frame) -> None:
+    def _build(self, positions: Sequence[float], curves: Sequence[Curve], frame: Frame) -> None:
         plt = self.plt
         plt.clear_figure()
         self.border_title = self._title(curves)
         plt.xaxes(True, False)
         plt.yaxes(True, False)
         for curve in curves:
-            for xs, ys in _pieces(places, curve.values):
+            for xs, ys in _pieces(positions, curve.values):
                 plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
         plt.ylim(frame.low, frame.high)
         plt.xlim(frame.left, frame.right)
-        ticks = _whole_ticks(places, frame)
+        ticks = _whole_ticks(positions, frame)
         plt.xticks(ticks, [str(tick) for tick in ticks])
         if frame.low is not None and frame.high is not None:
             levels = [frame.low, (frame.low + frame.high) / 2, frame.high]
@@ -91,13 +91,13 @@ _SAMPLE = {"braille": "━"}
 
 
 def _pieces(
-    places: Sequence[float], values: Sequence[Number | None]
+    positions: Sequence[float], values: Sequence[Number | None]
 ) -> list[tuple[list[float], list[float]]]:
     """The finite segments of a curve, thinned to fewer than 800 points."""
-    stride = max(1, len(places) // 400)
+    stride = max(1, len(positions) // 400)
     pieces: list[tuple[list[float], list[float]]] = []
     gap = True
-    for x, value in zip(places[::stride], values[::stride], strict=False):
+    for x, value in zip(positions[::stride], values[::stride], strict=False):
         y = to_float(value)
         if y is None or not math.isfinite(y):
             gap = True
@@ -116,12 +116,12 @@ def _rgb(style: str) -> tuple[int, int, int]:
     return triplet.red, triplet.green, triplet.blue
 
 
-def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
+def _whole_ticks(positions: Sequence[float], frame: Frame) -> list[float]:
     """Up to five integer ticks of the horizontal axis, which counts rounds or steps."""
-    if not places:
+    if not positions:
         return []
-    low = places[0] if frame.left is None else frame.left
-    high = places[-1] if frame.right is None else frame.right
+    low = positions[0] if frame.left is None else frame.left
+    high = positions[-1] if frame.right is None else frame.right
     return sorted({round(low + part * (high - low) / 4) for part in range(5)})
 
 

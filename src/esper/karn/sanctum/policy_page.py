@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
-from esper.karn.sanctum.formatting import compact, sparkline, to_float, trend, written
+from esper.karn.sanctum.formatting import compact, number_text, sparkline, to_float, trend
 from esper.karn.sanctum.header import learning_rate
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.plot import Curve, Plot
@@ -190,29 +190,29 @@ class Policy(View):
             self._show_plots(updates, palette)
 
     def _show_plots(self, updates: Sequence[PPOUpdateCompleted], palette: Palette) -> None:
-        places = [float(update.update) for update in updates]
+        numbers = [float(update.update) for update in updates]
         looks = ((palette.grown, "braille"), (palette.twin, "·"))
-        for name, _, wanted in PLOTS:
+        for name, _, lines in PLOTS:
             curves = [
                 Curve(label, series(updates, metric), *look)
-                for (label, metric), look in zip(wanted, looks, strict=False)
+                for (label, metric), look in zip(lines, looks, strict=False)
             ]
-            self.plots[name].show(places, curves)
+            self.plots[name].show(numbers, curves)
 
 
 def _schedule(moment: Moment) -> str:
     """Learning rates per group, entropy weight and clip range, where the run reports them."""
     metrics = moment.updates[-1].metrics
     rates = [
-        f"{group} {written(metrics[name], '.3g')}"
+        f"{group} {number_text(metrics[name], '.3g')}"
         for name, group in parts_of(Metric.LEARNING_RATE, metrics).items()
     ]
-    others = [
-        f"{label} {written(metrics[name], '.3g')}"
+    weights = [
+        f"{label} {number_text(metrics[name], '.3g')}"
         for label, name in (("entropy weight", Metric.ENTROPY_WEIGHT), ("clip", Metric.CLIP))
         if name in metrics
     ]
-    return "".join(f"  {part}" for part in rates + others)
+    return "".join(f"  {part}" for part in rates + weights)
 
 
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
@@ -233,12 +233,12 @@ def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: i
 
 def _head_line(head: Head, spark: int, palette: Palette) -> Text:
     style = getattr(palette, _STYLES[head.state])
-    broken = head.state in (State.MISSING, State.NOT_FINITE)
+    is_broken = head.state in (State.MISSING, State.NOT_FINITE)
     line = Text(f"{head.name:<13}", style="bold")
     entropy = compact(head.entropies[-1]) if head.entropies else ""
     line.append(f"{entropy:>9} ")
     line.append(f"{sparkline(head.entropies, spark):<{spark}} ", style=palette.twin)
-    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if broken else "")
+    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if is_broken else "")
     line.append(f"{trend(head.gradients)} ")
     line.append(f"{sparkline(head.gradients, spark):<{spark}} ", style=palette.grown)
     choice = "" if head.choice is None else f"{100 * head.choice:.0f} %"
@@ -249,10 +249,10 @@ def _head_line(head: Head, spark: int, palette: Palette) -> Text:
 def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
     """Return losses and other metrics with sparklines, two per line."""
     recent = updates[-RECENT:]
-    known = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
+    scalars = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
     half = max(38, min(78, width // 2))
     text = Text(no_wrap=True, overflow="ellipsis")
-    for i, (label, name) in enumerate(known):
+    for i, (label, name) in enumerate(scalars):
         text.append("\n" if i % 2 == 0 else " ")
         text.append_text(_scalar(label, series(recent, name), half - 1, palette))
     return text

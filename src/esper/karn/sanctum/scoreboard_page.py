@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from esper.karn.sanctum.formatting import count, signed, written
+from esper.karn.sanctum.formatting import count, difference_text, number_text
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.widgets import Column, RowsTable, View
@@ -30,16 +30,16 @@ class PerEventCache(Generic[E, T]):
     def __init__(self, function: Callable[[E], T]):
         self.function = function
         # Keeping a reference to the event prevents another object from reusing its id.
-        self._known: dict[int, tuple[E, T]] = {}
+        self._values: dict[int, tuple[E, T]] = {}
 
     def __call__(self, event: E) -> T:
-        found = self._known.get(id(event))
-        if found is None:
-            found = self._known[id(event)] = event, self.function(event)
-        return found[1]
+        entry = self._values.get(id(event))
+        if entry is None:
+            entry = self._values[id(event)] = event, self.function(event)
+        return entry[1]
 
 
-SHOWN = 100
+MAX_SCORES = 100
 """Maximum number of entries in each table."""
 
 
@@ -67,7 +67,7 @@ class Score:
     accuracy: float
     twin: float
     episode_return: float
-    added: float
+    added_parameters: float
     fossilised: float
 
     @property
@@ -94,7 +94,7 @@ def episodes(outcome: EpisodeOutcome) -> list[Score]:
         )
         for i in range(len(outcome.accuracy))
     ]
-    return nlargest(SHOWN, (s for s in scores if isfinite(s.rank)), key=lambda s: s.rank)
+    return nlargest(MAX_SCORES, (s for s in scores if isfinite(s.rank)), key=lambda s: s.rank)
 
 
 def mean(outcome: EpisodeOutcome) -> Score:
@@ -136,15 +136,18 @@ class Scoreboard(View):
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw the best episodes and rounds up to a moment."""
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
-        self.best = nlargest(SHOWN, every, key=lambda s: s.rank)
+        self.best = nlargest(MAX_SCORES, every, key=lambda s: s.rank)
         means = [
             score for outcome in moment.outcomes if isfinite((score := self._mean(outcome)).rank)
         ]
-        self.rounds = nlargest(SHOWN, means, key=lambda s: s.rank)
+        self.rounds = nlargest(MAX_SCORES, means, key=lambda s: s.rank)
         front: list[Column[Score]] = [
-            Column("gain", 6, lambda s: signed(s.gain, "+.1f", palette), True),
+            Column("gain", 6, lambda s: difference_text(s.gain, "+.1f", palette), True),
             Column(
-                "on val.", 7, lambda score: signed(score.validation_gain, "+.1f", palette), True
+                "on val.",
+                7,
+                lambda score: difference_text(score.validation_gain, "+.1f", palette),
+                True,
             ),
             Column("round", 5, lambda s: str(s.round), True),
         ]
@@ -166,9 +169,9 @@ _EPISODE: tuple[Column[Score], ...] = (
 def _back(form: str) -> tuple[Column[Score], ...]:
     """The last columns of both tables; ``form`` is the number format of fossilised seeds."""
     return (
-        Column("val. acc", 8, lambda score: written(score.accuracy), True),
-        Column("twin", 5, lambda score: written(score.twin), True),
-        Column("added", 6, lambda score: count(score.added), True),
+        Column("val. acc", 8, lambda score: number_text(score.accuracy), True),
+        Column("twin", 5, lambda score: number_text(score.twin), True),
+        Column("added", 6, lambda score: count(score.added_parameters), True),
         Column("kept", 4, lambda score: format(score.fossilised, form), True),
-        Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
+        Column("return", 8, lambda score: number_text(score.episode_return, "+.3f"), True),
     )

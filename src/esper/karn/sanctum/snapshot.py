@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TypeVar
 
-from esper.karn.sanctum.log import EventLog, Index, Place
+from esper.karn.sanctum.log import EventLog, Index, Location
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.events import (
     AnalyticsSnapshot,
@@ -82,17 +82,17 @@ class Moment:
     @cached_property
     def steps(self) -> int:
         """Number of step events."""
-        places = self.index.places[EpochCompleted]
+        locations = self.index.locations[EpochCompleted]
         if self.line is None:
-            return len(places)
-        return bisect_right(places, self.line, key=attrgetter("line"))
+            return len(locations)
+        return bisect_right(locations, self.line, key=attrgetter("line"))
 
     @cached_property
     def step(self) -> EpochCompleted | None:
         """The last environment step; None before the first, and at telemetry level minimal."""
         if not self.steps:
             return None
-        return self._read(EpochCompleted, self.index.places[EpochCompleted][self.steps - 1])
+        return self._read(EpochCompleted, self.index.locations[EpochCompleted][self.steps - 1])
 
     def episode(self, round_number: int) -> list[EpochCompleted]:
         """Return the steps of a round so far."""
@@ -109,25 +109,25 @@ class Moment:
             return signals[-1].contribution[environment][slot]
         events = self._of_round(SeedContributions, round_number)
         seeds = zip(events[-1].environment, events[-1].slot, strict=True) if events else ()
-        place = next((i for i, own in enumerate(seeds) if own == (environment, slot)), None)
-        return None if place is None else events[-1].contribution[place]
+        index = next((i for i, seed in enumerate(seeds) if seed == (environment, slot)), None)
+        return None if index is None else events[-1].contribution[index]
 
     def decisions(self, round_number: int) -> list[DecisionsMade]:
         """Return the decisions of a round so far; empty before schema 3."""
         return self._of_round(DecisionsMade, round_number)
 
     def _of_round(self, kind: type[E], round_number: int) -> list[E]:
-        places = self.index.places[kind]
+        places = self.index.locations[kind]
         end = len(places)
         if self.line is not None:
             end = bisect_right(places, self.line, key=attrgetter("line"))
         begin = bisect_left(places, round_number, hi=end, key=attrgetter("round"))
         end = bisect_right(places, round_number, lo=begin, hi=end, key=attrgetter("round"))
-        found = (self._read(kind, place) for place in places[begin:end])
-        return [event for event in found if event is not None]
+        events = (self._read(kind, location) for location in places[begin:end])
+        return [event for event in events if event is not None]
 
-    def _read(self, kind: type[E], place: Place) -> E | None:
-        event = self.log.read(place)
+    def _read(self, kind: type[E], location: Location) -> E | None:
+        event = self.log.read(location)
         return event if isinstance(event, kind) else None
 
     @property
@@ -253,10 +253,10 @@ class Playhead:
         if not self.playing or self.index is None:
             return False
         self._fraction += seconds * self.steps_per_second
-        whole, self._fraction = divmod(self._fraction, 1.0)
-        if whole:
-            self.move(int(whole))
-        return bool(whole)
+        steps, self._fraction = divmod(self._fraction, 1.0)
+        if steps:
+            self.move(int(steps))
+        return bool(steps)
 
     def move(self, marks: int) -> None:
         """Go ``marks`` steps forward, or back if negative; past the last one, follow the run."""
@@ -276,23 +276,23 @@ class Playhead:
 
         From within a round, -1 goes to the first step of that round.
         """
-        places = self.log.index.places[EpochCompleted]
-        if not places:
+        locations = self.log.index.locations[EpochCompleted]
+        if not locations:
             self.move(rounds)
             return
-        here = len(places) - 1 if self.index is None else min(self.index, len(places) - 1)
-        now = places[here].round
-        begin = bisect_left(places, now, key=attrgetter("round"))
-        if rounds < 0 and begin < here:
+        position = len(locations) - 1 if self.index is None else min(self.index, len(locations) - 1)
+        now = locations[position].round
+        begin = bisect_left(locations, now, key=attrgetter("round"))
+        if rounds < 0 and begin < position:
             rounds += 1
-        self._go(bisect_left(places, now + rounds, key=attrgetter("round")), len(places) - 1)
+        self._go(bisect_left(locations, now + rounds, key=attrgetter("round")), len(locations) - 1)
 
     def show(self, round_number: int) -> None:
         """Pause at the last step of a round."""
-        places = self.log.index.places[EpochCompleted]
-        if places:
-            end = bisect_left(places, round_number + 1, key=attrgetter("round")) - 1
-            self._go(max(0, end), len(places) - 1)
+        locations = self.log.index.locations[EpochCompleted]
+        if locations:
+            end = bisect_left(locations, round_number + 1, key=attrgetter("round")) - 1
+            self._go(max(0, end), len(locations) - 1)
         self.playing = False
 
     def replay(self) -> None:
@@ -325,8 +325,8 @@ class Playhead:
 
 def _marks(index: Index) -> list[int]:
     """Line numbers of the events, one per step or round, at which a replay can stop."""
-    places = index.places[EpochCompleted]
-    if places:
-        return [place.line for place in places]
-    kept = index.kept.get(EpisodeOutcome)
-    return kept.lines if kept else []
+    locations = index.locations[EpochCompleted]
+    if locations:
+        return [location.line for location in locations]
+    lists = index.lists.get(EpisodeOutcome)
+    return lists.lines if lists else []

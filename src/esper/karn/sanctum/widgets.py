@@ -134,8 +134,8 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             text.truncate(column.width, overflow="ellipsis")
             text.align("right" if column.right else "left", column.width)
             text.end = ""
-            rendered = text.render(self.app.console)
-            segments += [Segment(s.text, base + (s.style or Style.null())) for s in rendered]
+            pieces = text.render(self.app.console)
+            segments += [Segment(s.text, base + (s.style or Style.null())) for s in pieces]
             segments.append(blank)
         return Strip(segments)
 
@@ -208,7 +208,7 @@ class View(Vertical):
 
     def __init__(self) -> None:
         super().__init__(id=self.title)
-        self._shown: tuple[Moment, Palette] | None = None
+        self._latest: tuple[Moment, Palette] | None = None
 
     def on_resize(self) -> None:
         """Request that the page be redrawn in its new size."""
@@ -216,13 +216,13 @@ class View(Vertical):
 
     def show(self, moment: Moment, palette: Palette) -> None:
         """Show a moment."""
-        self._shown = moment, palette
+        self._latest = moment, palette
         self.draw(moment, palette)
 
     def show_again(self) -> None:
         """Draw the same moment again, after a choice on the page."""
-        if self._shown is not None:
-            self.draw(*self._shown)
+        if self._latest is not None:
+            self.draw(*self._latest)
 
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw a moment; each page implements this."""

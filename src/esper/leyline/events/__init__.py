@@ -300,8 +300,8 @@ class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
         return _points(self.utility, self.twin_utility)
 
 
-def _points(own: list[Number], twin: list[Number]) -> list[float]:
-    pairs = zip(to_floats(own), to_floats(twin), strict=False)
+def _points(scores: list[Number], twin: list[Number]) -> list[float]:
+    pairs = zip(to_floats(scores), to_floats(twin), strict=False)
     return [POINTS * (grown - never) for grown, never in pairs]
 
 
@@ -462,8 +462,8 @@ _LEAST: dict[type[Event], str] = {
 """The lowest telemetry level that writes each kind of event, in the order of docs/events.md."""
 
 LEVELS: dict[str, tuple[type[Event], ...]] = {
-    level: tuple(kind for kind, least in _LEAST.items() if least in _LEVELS[: place + 1])
-    for place, level in enumerate(_LEVELS)
+    level: tuple(kind for kind, least in _LEAST.items() if least in _LEVELS[: rank + 1])
+    for rank, level in enumerate(_LEVELS)
 }
 """The kinds of events that each telemetry level writes."""
 

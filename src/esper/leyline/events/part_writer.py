@@ -39,12 +39,12 @@ def write_part(run: Path, start: int, lines: list[bytes]) -> None:
     """
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    made = folder / "part.made"
+    draft = folder / "part.made"
     try:
-        write_lines(lines, made)
-        made.replace(folder / part_name(start, lines, made.read_bytes()))
+        write_lines(lines, draft)
+        draft.replace(folder / part_name(start, lines, draft.read_bytes()))
     finally:
-        made.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def write_lines(lines: Iterable[bytes], target: Path) -> None:
@@ -89,13 +89,13 @@ def _write(lines: Iterable[bytes], file: Any) -> None:
 def chunks(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
     """Split lines into lists of at least ``size`` bytes, the last of which may be smaller."""
     chunk: list[bytes] = []
-    held = 0
+    size_of_chunk = 0
     for line in lines:
         chunk.append(line)
-        held += len(line)
-        if held >= size:
+        size_of_chunk += len(line)
+        if size_of_chunk >= size:
             yield chunk
-            chunk, held = [], 0
+            chunk, size_of_chunk = [], 0
     if chunk:
         yield chunk
 
