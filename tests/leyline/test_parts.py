@@ -22,7 +22,7 @@ from esper.leyline.events import (
     parts,
 )
 from esper.leyline.events.reader import EventReader
-from esper.nissa import parquet, sinks
+from esper.nissa import sinks
 from esper.nissa.sinks import JsonLines
 from esper.simic.run.event_lines import cut_events, events_length
 
@@ -82,7 +82,7 @@ def test_parts_keep_the_bytes_of_every_line(tmp_path: Path) -> None:
     run = written(tmp_path, EVENTS[:1])
     odd = [LINES[1], b"\xff\xfe?\n", b"\n", "ü".encode() + b"\xc3\n", LINES[2]]
     (run / "events.jsonl").write_bytes(LINES[0] + b"".join(odd))
-    parquet.rotate(run, 1 << 20)
+    sinks.rotate(run, 1 << 20)
     with (run / "events.jsonl").open("rb") as file:
         (part,) = parts.parts_of(run, file)
     found = parts.read_lines(part)
@@ -106,7 +106,7 @@ def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path) ->
         with Store([run]) as store:
             (row,) = store.query("SELECT rounds_done FROM runs").to_pylist()
         assert row["rounds_done"] is None
-        parquet.rotate(run, 1 << 20)
+        sinks.rotate(run, 1 << 20)
         with (run / "events.jsonl").open("ab") as file:
             file.write(line)
     assert [event for _, event in EventReader(run)] == [EVENTS[0], odd, odd]
@@ -166,7 +166,7 @@ def test_a_writer_that_dies_while_it_moves_lines_loses_none(
             patch.setattr(owner, name, dying(getattr(owner, name)))
         patch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is tidied up
         with pytest.raises(Dies):
-            parquet.rotate(run, size)
+            sinks.rotate(run, size)
     assert_whole(run)
     sink = JsonLines(run, size)
     sink.write(EVENTS[-1])
@@ -219,7 +219,7 @@ def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
     """The reader has opened ``events.jsonl``, which may be empty; then lines come and move."""
     run = written(tmp_path)
     if empty:
-        parquet.rotate(run, PART)
+        sinks.rotate(run, PART)
     original, calls = os.listdir, []
 
     def listdir(path: Path) -> list[str]:
@@ -229,7 +229,7 @@ def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
         names = original(path)
         with (run / "events.jsonl").open("ab") as file:
             file.write(LINES[-1])
-        parquet.rotate(run, PART)
+        sinks.rotate(run, PART)
         return original(path) if before else names
 
     monkeypatch.setattr(parts.os, "listdir", listdir)

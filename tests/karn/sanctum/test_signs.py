@@ -108,7 +108,7 @@ ROW = Row(
         ({"rolled_back": True, "accuracy": 0.1}, Status.ROLLED_BACK),
         ({"accuracy": 0.40}, Status.BEHIND),
         ({}, Status.GROWING),
-        ({"stages": [Stage.FOSSILISED, Stage.DORMANT], "added": 9}, Status.GROWN),
+        ({"stages": [Stage.FOSSILISED, Stage.DORMANT], "added_parameters": 9}, Status.GROWN),
         ({"stages": [Stage.DORMANT, Stage.EMBARGOED]}, Status.PLAIN),
     ],
 )
