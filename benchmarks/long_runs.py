@@ -70,7 +70,7 @@ runpy.run_module("esper.scripts.main", run_name="__main__", alter_sys=False)
 """
 """Runs a command, and then writes its peak resident memory, KiB, as the last line of stderr. (That
 which ``wait4`` reports would include this process, from which it was forked.)"""
-PARQUET = "import sys\nfrom pathlib import Path\nfrom esper.nissa.parquet import write_parquet\n"
+PARQUET = "import sys\nfrom pathlib import Path\nfrom esper.nissa.sinks import write_parquet\n"
 PARQUET += "write_parquet(Path(sys.argv[1]), Path(sys.argv[1]) / 'events.parquet')"
 
 

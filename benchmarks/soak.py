@@ -29,7 +29,7 @@ import numpy as np
 from reporting import made_on, new_parser, publish, table
 
 from esper.leyline.events.part_writer import PART_BYTES
-from esper.nissa.parquet import rotate
+from esper.nissa.sinks import rotate
 
 SECONDS = 10.0
 """Seconds between two readings."""

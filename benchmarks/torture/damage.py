@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import torch
 
 from esper.karn.queries import Store
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.runs import inspect
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.errors import UsageError
@@ -114,7 +114,7 @@ def _read(run: Path) -> None:
         while log.poll() or log.behind:
             pass
         try:
-            gather(run)
+            RunData(run)
             with Store([run]) as store:
                 store.query("SELECT count(*) FROM steps")
         except UsageError:

@@ -147,7 +147,7 @@ def _going_back(seconds: float) -> Callable[[], float]:
 
 def clock(work: Path) -> Part:
     """Set the clock back during training; the result is the same."""
-    from esper.karn.report.gather import gather
+    from esper.karn.report.gather import RunData
     from esper.karn.runs import inspect
 
     part = Part("clock set back during training")
@@ -158,7 +158,7 @@ def clock(work: Path) -> Part:
                 run = trained(work / f"back-{back:.0f}", 3)
             found = differs(run, reference)
             with quiet():
-                if inspect(run).status != "finished" or len(gather(run).rounds) != 3:
+                if inspect(run).status != "finished" or len(RunData(run).rounds) != 3:
                     found += " readers"
             if found:
                 part.lost.append(f"{back} s: {found}")

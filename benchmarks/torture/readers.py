@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.karn.queries import Store
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.runs import find_runs, inspect
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.errors import UsageError
@@ -25,7 +25,7 @@ def _runs(place: Path) -> None:
 
 def _report(place: Path) -> None:
     for run in find_runs(place):
-        gather(run)
+        RunData(run)
 
 
 def _query(place: Path) -> None:

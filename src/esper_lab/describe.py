@@ -1,7 +1,7 @@
 """``esper tasks --describe``: print the figures of ``simic.tools.diagnosis`` as tables."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from rich.console import Console
@@ -10,57 +10,59 @@ from torch import Tensor
 
 from esper.karn.intervals import group_means, interval
 from esper.leyline.actions import Op
+from esper.leyline.config.groups import Reward
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import Task, find_all
+from esper.runtime.tasks import Task
 from esper.simic.growth.step import GrowthConfig
 from esper_lab.diagnosis import STAGES, Diagnosis, diagnose
-
-if TYPE_CHECKING:
-    from esper.scripts.tasks import TasksArguments
 
 SEED = 42
 MAX_ENVIRONMENTS = 2048
 
 
-def describe(console: Console, wanted: "TasksArguments") -> int:
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is measured: a number of hosts, the environments of each, and their reward."""
+
+    groups: int
+    group_size: int
+    reward: Reward
+
+
+def describe(console: Console, tasks: Sequence[Task], trial: Trial) -> int:
     """Play the tasks with policies that do not learn, and print the diagnosis.
 
     Raises:
-        UsageError: a task or a setting is wrong.
+        UsageError: there would be too many environments.
     """
-    if wanted.names:
+    if trial.groups * trial.group_size > MAX_ENVIRONMENTS:
         raise UsageError(
-            f"describe: {wanted.names[0]} comes before --describe; name tasks after it"
-        )
-    if wanted.groups * wanted.group_size > MAX_ENVIRONMENTS:
-        raise UsageError(
-            f"groups: {wanted.groups} groups of {wanted.group_size} are more than "
+            f"groups: {trial.groups} groups of {trial.group_size} are more than "
             f"{MAX_ENVIRONMENTS} environments; take fewer"
         )
-    config = GrowthConfig(seed=SEED, group_size=wanted.group_size, reward=wanted.reward)
-    for task in find_all(wanted.describe):
-        task = task.in_directory(Path(wanted.data_dir)).with_split(wanted.split_seed)
+    config = GrowthConfig(seed=SEED, group_size=trial.group_size, reward=trial.reward)
+    for task in tasks:
         with console.status("") as status:
-            found = diagnose(
+            diagnosis = diagnose(
                 task,
-                wanted.groups,
+                trial.groups,
                 config,
                 lambda policy, name=task.name: status.update(f"{name}: {policy}"),  # type: ignore[misc]
             )
-        _show(console, task, found, wanted)
+        _show(console, task, diagnosis, trial)
     return 0
 
 
-def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArguments") -> None:
+def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> None:
     table = Table(
         title=f"{task.name}: an episode of {task.episode_length} steps, "
-        f"{wanted.groups} hosts x {wanted.group_size} environments, reward {wanted.reward}",
+        f"{trial.groups} hosts x {trial.group_size} environments, reward {trial.reward}",
         title_justify="left",
     )
     table.add_column("")
-    for name in found.results:
+    for name in diagnosis.results:
         table.add_column(name, justify="right")
-    results = list(found.results.values())
+    results = list(diagnosis.results.values())
 
     def row(label: str, cells: list[str]) -> None:
         table.add_row(label, *cells)
@@ -69,11 +71,11 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
         row(label, [f"{100.0 * float(value.mean()):{form}}" for value in values])
 
     gains = torch.stack([policy.test.gain for policy in results])
-    known = interval(group_means(100.0 * gains.numpy(), wanted.group_size))
-    means("gain (test), points", [p.test.gain for p in results], "+.1f")
-    ends = zip(known.low, known.high, strict=True)
+    estimate = interval(group_means(100.0 * gains.numpy(), trial.group_size))
+    means("gain, points", [p.test.gain for p in results], "+.1f")
+    ends = zip(estimate.low, estimate.high, strict=True)
     row("95 % interval", [f"{low:+.1f}, {high:+.1f}" for low, high in ends])
-    means("gain on validation", [p.validation.gain for p in results], "+.1f")
+    means("validation difference", [p.validation.gain for p in results], "+.1f")
     means("utility (test), points", [p.test.utility for p in results])
     means("utility on validation", [p.validation.utility for p in results])
     means("accuracy (test), %", [p.test.accuracy for p in results])
@@ -85,15 +87,15 @@ def _show(console: Console, task: Task, found: Diagnosis, wanted: "TasksArgument
     for op in Op:
         row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
     console.print(table)
+    init, actions, rest = map(_share, (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest))
     console.print(
-        "Gain is utility minus that of the never-grow twin, after the last step; its interval is "
-        "over hosts.\n"
-        "variance of the untrained policy's return: "
-        f"{_share(found.by_init)} from init alone (host and data), "
-        f"{_share(found.by_actions)} from actions alone, {_share(found.by_rest)} from both and "
-        "from the seeds' initial weights\n"
+        "Gain is test utility minus that of the never-grow twin, after the last step; its interval "
+        "is over hosts.\n"
+        f"variance of the untrained policy's return: {init} from init alone (host and data), "
+        f"{actions} from actions alone, {rest} from both and from the seeds' initial weights\n"
         "signal-to-noise ratio of growing everything against never growing: "
-        f"{found.step_signal:.2f} in the reward of a step, {found.return_signal:.2f} in the return",
+        f"{diagnosis.step_signal:.2f} in the reward of a step, "
+        f"{diagnosis.return_signal:.2f} in the return",
         highlight=False,
         soft_wrap=True,
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from esper.karn.queries import Store
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.runs import inspect
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.errors import UsageError
@@ -57,7 +57,7 @@ def read(run: Path, query: bool) -> None:
     while log.poll() or log.behind:
         pass
     with suppress(UsageError):
-        gather(run)
+        RunData(run)
     if query:
         with Store([run]) as store:
             for view in ("runs", "updates", "steps", "decisions", "seeds", "episodes", "anomalies"):

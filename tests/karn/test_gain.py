@@ -9,7 +9,7 @@ import pytest
 
 import esper.karn
 from esper.karn.report import write_report
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.report.tables import final_table
 from esper.karn.runs import inspect
 from esper.karn.sanctum.scoreboard_page import mean
@@ -47,7 +47,7 @@ def test_all_readers_show_the_gain_of_the_recorder(
     sql = "SELECT avg(gain), avg(validation_gain) FROM episodes WHERE round = 2"
     (row,) = esper.karn.query(run, sql).to_pylist()
     (of_run,) = esper.karn.query(run, "SELECT gain, validation_gain FROM runs").to_pylist()
-    info, data = inspect(run), gather(run)
+    info, data = inspect(run), RunData(run)
     assert runs([str(tmp_path), "--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     outcome = list(read_events(run, EpisodeOutcome))[-1]
@@ -72,8 +72,8 @@ def test_all_readers_show_the_gain_of_the_recorder(
     ):
         assert found == pytest.approx(wanted, abs=1e-9)
     cells = {row[0]: row[1] for row in final_table([data]).rows}
-    assert cells["gain (test), points"].startswith(f"{wanted[0]:+.1f}")
-    assert cells["gain on validation, points"].startswith(f"{wanted[1]:+.1f}")
+    assert cells["gain, points"].startswith(f"{wanted[0]:+.1f}")
+    assert cells["validation difference, points"].startswith(f"{wanted[1]:+.1f}")
 
 
 def test_a_run_without_test_scores_has_a_gain_on_validation_only(
@@ -92,12 +92,12 @@ def test_a_run_without_test_scores_has_a_gain_on_validation_only(
     shown = next(line for line in capsys.readouterr().out.splitlines() if "3/3" in line)
     assert shown.split("3/3")[1].split()[:2] == ["-", f"{info.validation_gain:+.1f}"]
 
-    cells = {row[0]: row[1] for row in final_table([gather(OLD)]).rows}
-    assert cells["gain (test), points"] == cells["test accuracy grown, %"] == "–"
-    assert cells["gain on validation, points"] != "–"
+    cells = {row[0]: row[1] for row in final_table([RunData(OLD)]).rows}
+    assert cells["gain, points"] == cells["test accuracy grown, %"] == "–"
+    assert cells["validation difference, points"] != "–"
     page = check(write_report([OLD], tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "This run has no test scores" in page.text
-    assert "Gain on validation" in page.plots
+    assert "Validation difference" in page.plots
     assert "Gain over the twin" not in page.plots
 
     outcome = next(iter(read_events(OLD, EpisodeOutcome)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper.karn.intervals import FEW, group_means, interval, two_levels
+from esper.karn.intervals import BOOTSTRAP_UNITS, group_means, interval, two_levels
 from esper.karn.report.blocks import blocks
 
 SAMPLES = 2000
@@ -49,7 +49,7 @@ def test_two_levels_contain_the_mean_over_policies_and_groups(policies, groups, 
 
 
 def test_few_units_have_the_interval_of_student() -> None:
-    values = np.random.default_rng(3).gamma(2.0, size=(3, FEW - 1))
+    values = np.random.default_rng(3).gamma(2.0, size=(3, BOOTSTRAP_UNITS - 1))
     found = interval(values)
     for row, low, high in zip(values, found.low, found.high, strict=True):
         reference = stats.t.interval(0.95, len(row) - 1, row.mean(), stats.sem(row))

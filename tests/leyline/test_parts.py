@@ -1,16 +1,17 @@
 """Events that move to compressed parts: every reader finds every line once, at any moment."""
 
-import json
 import os
 import random
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from esper.karn import event_tables
 from esper.karn.queries import Store
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.events import (
     EpochCompleted,
@@ -18,11 +19,10 @@ from esper.leyline.events import (
     PPOUpdateCompleted,
     decode,
     encode,
-    part_writer,
     parts,
 )
 from esper.leyline.events.reader import EventReader
-from esper.nissa import parquet, sinks
+from esper.nissa import sinks
 from esper.nissa.sinks import JsonLines
 from esper.simic.run.event_lines import cut_events, events_length
 
@@ -59,9 +59,9 @@ def assert_whole(run: Path, events: list[Event] = EVENTS) -> None:
     while log.behind:
         log.poll()
     assert (log.index.corrupt, log.index.unknown, log.cut_off) == (0, 0, 0)
-    places = log.index.places[EpochCompleted]
+    locations = log.index.locations[EpochCompleted]
     epochs = [event for event in events if isinstance(event, EpochCompleted)]
-    assert [log.read(place) for place in places] == epochs
+    assert [log.read(place) for place in locations] == epochs
     with Store([run]) as store:
         (row,) = store.query("SELECT count(*) AS n FROM ppo_update_completed").to_pylist()
         steps = store.query("SELECT round, step FROM epoch_completed").to_pylist()
@@ -82,7 +82,7 @@ def test_parts_keep_the_bytes_of_every_line(tmp_path: Path) -> None:
     run = written(tmp_path, EVENTS[:1])
     odd = [LINES[1], b"\xff\xfe?\n", b"\n", "ü".encode() + b"\xc3\n", LINES[2]]
     (run / "events.jsonl").write_bytes(LINES[0] + b"".join(odd))
-    parquet.rotate(run, 1 << 20)
+    sinks.rotate(run, 1 << 20)
     with (run / "events.jsonl").open("rb") as file:
         (part,) = parts.parts_of(run, file)
     found = parts.read_lines(part)
@@ -106,14 +106,14 @@ def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path) ->
         with Store([run]) as store:
             (row,) = store.query("SELECT rounds_done FROM runs").to_pylist()
         assert row["rounds_done"] is None
-        parquet.rotate(run, 1 << 20)
+        sinks.rotate(run, 1 << 20)
         with (run / "events.jsonl").open("ab") as file:
             file.write(line)
     assert [event for _, event in EventReader(run)] == [EVENTS[0], odd, odd]
 
 
 def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
-    own, plain = gather(written(tmp_path)), gather(HEALTHY)
+    own, plain = RunData(written(tmp_path)), RunData(HEALTHY)
     assert own.episode is not None
     assert plain.episode is not None
     assert own.episode.grown.tolist() == plain.episode.grown.tolist()
@@ -121,25 +121,20 @@ def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
     assert own.lives.seed_counts == plain.lives.seed_counts
 
 
-def test_a_query_keeps_lines_beyond_its_memory_on_the_disk(
+def test_a_query_keeps_lines_on_the_disk_while_it_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.karn import event_tables
-
-    monkeypatch.setattr(event_tables, "IN_MEMORY", 3 * PART)
-    monkeypatch.setattr(event_tables, "PART_BYTES", PART)
-    written_in: list[Path] = []
+    files: list[Path] = []
     original = event_tables.write_lines
 
-    def write_lines(lines: object, target: Path) -> object:
-        written_in.append(target)
-        return original(lines, target)
+    def write_lines(lines: Iterable[bytes], target: Path) -> None:
+        files.append(target)
+        original(lines, target)
 
     monkeypatch.setattr(event_tables, "write_lines", write_lines)
-    run = written(tmp_path, part=1 << 30)
-    assert_whole(run)
-    assert len(written_in) > 3
-    assert not any(target.exists() for target in written_in)
+    assert_whole(written(tmp_path, part=1 << 30))
+    assert files
+    assert not any(target.exists() for target in files)
 
 
 # --- a writer that dies, and readers beside it ------------------------------------------------
@@ -171,7 +166,7 @@ def test_a_writer_that_dies_while_it_moves_lines_loses_none(
             patch.setattr(owner, name, dying(getattr(owner, name)))
         patch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is tidied up
         with pytest.raises(Dies):
-            parquet.rotate(run, size)
+            sinks.rotate(run, size)
     assert_whole(run)
     sink = JsonLines(run, size)
     sink.write(EVENTS[-1])
@@ -224,7 +219,7 @@ def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
     """The reader has opened ``events.jsonl``, which may be empty; then lines come and move."""
     run = written(tmp_path)
     if empty:
-        parquet.rotate(run, PART)
+        sinks.rotate(run, PART)
     original, calls = os.listdir, []
 
     def listdir(path: Path) -> list[str]:
@@ -234,7 +229,7 @@ def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
         names = original(path)
         with (run / "events.jsonl").open("ab") as file:
             file.write(LINES[-1])
-        parquet.rotate(run, PART)
+        sinks.rotate(run, PART)
         return original(path) if before else names
 
     monkeypatch.setattr(parts.os, "listdir", listdir)
@@ -306,8 +301,8 @@ def test_a_damaged_part_costs_its_own_lines_alone(
         log.poll()
     assert log.index.corrupt == 1
     epochs = [event for event in left if isinstance(event, EpochCompleted)]
-    assert [log.read(place) for place in log.index.places[EpochCompleted]] == epochs
-    assert gather(run).unreadable == 1
+    assert [log.read(place) for place in log.index.locations[EpochCompleted]] == epochs
+    assert RunData(run).unreadable == 1
     with Store([run]) as store:
         (row,) = store.query("SELECT count(*) AS n FROM epoch_completed").to_pylist()
     assert row["n"] == len(epochs)
@@ -319,13 +314,3 @@ def test_files_that_are_no_parts_are_ignored(tmp_path: Path) -> None:
     for name in ("1.parquet", "notes.txt", "0-0-zz.parquet", "\udcff", "x" * 200):
         (run / "events" / name).write_text("?")
     assert_whole(run)
-
-
-def test_the_summary_of_a_part_says_what_a_query_needs_to_know(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    parquet.rotate(run, 1 << 30)
-    summary = part_writer.write_lines(LINES, tmp_path / "lines.parquet")
-    names = [n for e in EVENTS if isinstance(e, PPOUpdateCompleted) for n in e.metrics]
-    assert summary.metrics == list(dict.fromkeys(names))
-    starts = sum(json.loads(line)["event_type"] == "TRAINING_STARTED" for line in LINES)
-    assert (summary.started, summary.unreadable) == (starts, 0)

@@ -40,15 +40,15 @@ def test_without_a_terminal_every_round_is_one_line(tmp_path: Path) -> None:
     lines = shown(tmp_path, terminal=False, width=80).splitlines()
     rounds = [line for line in lines if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/2", "2/2"]
-    assert all("gain" in line and "on validation" in line for line in rounds)
+    assert all("gain" in line and "validation difference" in line for line in rounds)
     assert all("entropy" in line and "lr" in line for line in rounds)
 
 
 def test_the_final_table_has_the_key_figures(tmp_path: Path) -> None:
     text = shown(tmp_path, terminal=False, width=80)
     for wanted in (
-        "gain, points (test)",
-        "gain on validation, points",
+        "gain, points",
+        "validation difference, points",
         "test accuracy grown",
         "validation accuracy of the twin",
         "parameters added",

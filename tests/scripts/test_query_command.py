@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -113,10 +114,17 @@ def test_an_interrupted_query_ends_as_any_interrupted_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupted:
-        def to_arrow_reader(self, rows: int) -> None:
+        def extract_statements(self, sql: str) -> None:
             raise RuntimeError("Query interrupted")
 
-    monkeypatch.setattr(Store, "_sql", lambda self, statement: Interrupted())
+        def close(self) -> None:
+            pass
+
+    def opened(store: Store) -> list[dict[str, Any]]:
+        store._database = Interrupted()
+        return []
+
+    monkeypatch.setattr(Store, "_open", opened)
     assert run(RUN, SQL) == 130
     assert "Traceback" not in capsys.readouterr().err
 

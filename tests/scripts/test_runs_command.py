@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.runs import find_runs, locked
+from esper.karn.runs import find_runs, run_lock
 from esper.scripts import runs as module
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
@@ -177,7 +177,7 @@ def test_report_writes_the_file_it_names(
 
 
 def test_prune_leaves_a_running_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with locked(place / "run-3"):
+    with run_lock(place / "run-3"):
         code, out, _ = run_command(capsys, "runs", "prune", place, "--keep", 0, "--yes")
         assert re.search(r"run-2 +✓ finished", out)
         assert "run-3" not in out

@@ -15,7 +15,7 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
-from esper.scripts.tasks import TasksArguments, show, tasks
+from esper.scripts.tasks import show, tasks
 from esper.simic.training.vectorized import run_training
 from esper_lab import describe
 from esper_lab.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
@@ -202,7 +202,7 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
     out = capsys.readouterr().out
     for words in ("quick_digits", "never", "random", "heuristic", "everything", "FOSSILISED"):
         assert words in out
-    assert "Gain is utility minus that of the never-grow twin" in out
+    assert "Gain is test utility minus that of the never-grow twin" in out
     assert re.search(r"\d+ % from init alone \(host and data\), \d+ % from actions alone", out)
     assert re.search(r"signal-to-noise ratio .* \d+\.\d+ in the reward of a step", out)
 
@@ -223,7 +223,7 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
     monkeypatch.setattr(
         describe, "diagnose", lambda *given: Diagnosis(results, 0.1, 0.2, 0.7, 1.0, 2.0)
     )
-    describe.describe(console, TasksArguments(describe=("digits",), groups=3, group_size=2))
+    describe.describe(console, [find("digits")], describe.Trial(3, 2, "paired"))
     assert isinstance(console.file, io.StringIO)
     lines = [re.split(r" *[│┃] *", line) for line in console.file.getvalue().splitlines()]
     cells = {line[1]: line[2:-1] for line in lines if len(line) == 5}
@@ -232,8 +232,8 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
         found = (getattr(getattr(one, split), figure) for one in results.values())
         return [f"{100 * values.mean():{form}}" for values in found]
 
-    assert cells["gain (test), points"] == means("test", "gain", "+.1f")
-    assert cells["gain on validation"] == means("validation", "gain", "+.1f")
+    assert cells["gain, points"] == means("test", "gain", "+.1f")
+    assert cells["validation difference"] == means("validation", "gain", "+.1f")
     for figure, unit in (("utility", ", points"), ("accuracy", ", %")):
         assert cells[f"{figure} (test){unit}"] == means("test", figure, ".1f")
         assert cells[f"{figure} on validation"] == means("validation", figure, ".1f")

@@ -26,6 +26,6 @@ def query(
     # Imported here, so that code that only reads events does not load the database.
     from esper.karn.queries import Store
 
-    places = [runs] if isinstance(runs, Path | str) else runs
-    with Store([Path(place) for place in places], skip_bad) as store:
+    paths = [runs] if isinstance(runs, Path | str) else runs
+    with Store([Path(path) for path in paths], skip_bad) as store:
         return store.query(sql)

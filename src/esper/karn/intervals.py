@@ -1,9 +1,9 @@
 """Means with 95 % intervals over independent units.
 
 Environments of one group share host, data and twin, so the units are groups, and for a comparison
-of trained policies groups and policies. From ``FEW`` units on the units are resampled (percentile
-bootstrap, Efron, 1979; for two levels the pigeonhole bootstrap, Owen, 2007). With fewer units the
-percentile bootstrap is too narrow, about 80 % at four, and Student's t is used.
+of trained policies groups and policies. From ``BOOTSTRAP_UNITS`` units on the units are resampled
+(percentile bootstrap, Efron, 1979; for two levels the pigeonhole bootstrap, Owen, 2007). With fewer
+units the percentile bootstrap is too narrow, about 80 % at four, and Student's t is used.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from scipy import stats
 
 Floats = NDArray[np.float64]
 
-FEW = 20
+BOOTSTRAP_UNITS = 20
 """Units below which an interval is Student's."""
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -45,15 +45,17 @@ def interval(values: Floats) -> Estimate:
     """
     finite = np.isfinite(values)
     units = finite.sum(1)
-    known = np.where(finite, values, 0.0)
-    mean = _ratio(known.sum(1), units)
+    summands = np.where(finite, values, 0.0)
+    mean = _ratio(summands.sum(1), units)
     deviations = np.where(finite, values - mean[:, None], 0.0)
     variance = _ratio((deviations**2).sum(1), units - 1)
     half = _student(units - 1) * np.sqrt(_ratio(variance, units))
     low, high = mean - half, mean + half
-    many = units >= FEW
-    if many.any():
-        low[many], high[many] = _bootstrap(known[many], finite[many])
+    resampled_rows = units >= BOOTSTRAP_UNITS
+    if resampled_rows.any():
+        low[resampled_rows], high[resampled_rows] = _bootstrap(
+            summands[resampled_rows], finite[resampled_rows]
+        )
     return Estimate(mean, low, high)
 
 
@@ -71,9 +73,9 @@ def group_means(values: Floats, size: int) -> Floats:
 def two_levels(values: Floats) -> Estimate:
     """Return the mean over policies and groups, each of which is a sample of a population.
 
-    Every policy met every group. With fewer than ``FEW`` policies or groups the interval is
-    Student's, with the variance components of a two-way layout (Searle, Casella and McCulloch,
-    "Variance Components", 1992) and the degrees of freedom of Satterthwaite (1946).
+    Every policy met every group. With fewer than ``BOOTSTRAP_UNITS`` policies or groups the
+    interval is Student's, with the variance components of a two-way layout (Searle, Casella and
+    McCulloch, "Variance Components", 1992) and the degrees of freedom of Satterthwaite (1946).
 
     Args:
         values: ``[..., P, G]`` of P policies and G groups, at least two of each, all finite.
@@ -83,7 +85,7 @@ def two_levels(values: Floats) -> Estimate:
     """
     policies, groups = values.shape[-2:]
     mean = values.mean((-2, -1))
-    if min(policies, groups) >= FEW:
+    if min(policies, groups) >= BOOTSTRAP_UNITS:
         draws = np.random.default_rng(0)
         rows, columns = (
             draws.multinomial(count, [1 / count] * count, RESAMPLES) / count
@@ -93,13 +95,13 @@ def two_levels(values: Floats) -> Estimate:
         low, high = np.quantile(means, [_TAIL, 1.0 - _TAIL], axis=-1)
         return Estimate(mean, low, high)
     by_policy, by_group = values.mean(-1), values.mean(-2)
-    rest = values - by_policy[..., :, None] - by_group[..., None, :] + mean[..., None, None]
+    residuals = values - by_policy[..., :, None] - by_group[..., None, :] + mean[..., None, None]
     freedom = np.array([policies - 1, groups - 1, (policies - 1) * (groups - 1)])
     squares = np.stack(
         [
             groups * by_policy.var(-1, ddof=1),
             policies * by_group.var(-1, ddof=1),
-            (rest**2).sum((-2, -1)) / freedom[2],
+            (residuals**2).sum((-2, -1)) / freedom[2],
         ],
         -1,
     )
@@ -111,11 +113,11 @@ def two_levels(values: Floats) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def _bootstrap(known: Floats, finite: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+def _bootstrap(summands: Floats, finite: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Percentiles of the means of resampled columns, each ``[R]``."""
-    units = known.shape[1]
+    units = summands.shape[1]
     draws = np.random.default_rng(0).multinomial(units, [1 / units] * units, RESAMPLES)
-    means = _ratio(known @ draws.T.astype(float), finite.astype(float) @ draws.T)
+    means = _ratio(summands @ draws.T.astype(float), finite.astype(float) @ draws.T)
     means.sort(1)
     # NaN sorts to the end: a row with few finite values may have resamples without any.
     counts = np.isfinite(means).sum(1)
@@ -132,11 +134,11 @@ def _ratio(sums: Floats, counts: NDArray[np.int_] | Floats) -> Floats:
         return np.where(counts > 0, sums / counts, np.nan)
 
 
-def _quantile(ordered: Floats, counts: NDArray[np.int_], q: float) -> Floats:
+def _quantile(means: Floats, counts: NDArray[np.int_], q: float) -> Floats:
     """Quantile ``q`` of the first ``counts`` values of each row, linearly interpolated."""
-    place = np.maximum(counts - 1, 0) * q
-    below = np.floor(place).astype(int)
+    position = np.maximum(counts - 1, 0) * q
+    below = np.floor(position).astype(int)
     above = np.minimum(below + 1, np.maximum(counts - 1, 0))
-    rows = np.arange(len(ordered))
-    share = place - below
-    return ordered[rows, below] * (1 - share) + ordered[rows, above] * share
+    rows = np.arange(len(means))
+    share = position - below
+    return means[rows, below] * (1 - share) + means[rows, above] * share

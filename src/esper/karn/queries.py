@@ -2,8 +2,10 @@
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -11,13 +13,11 @@ from typing import Any, Self
 import duckdb
 import pyarrow
 
-from esper.karn.event_tables import EventTables, LinesOfRun
+from esper.karn.event_tables import EventTables
 from esper.karn.record_views import RECORD_VIEWS, create_record_views
-from esper.karn.runs import find_runs, inspect, stored
-from esper.karn.sql_text import sql_literal
-from esper.karn.views import TASKS, VIEWS, WORDS, event_table, view_definitions
+from esper.karn.runs import RunInfo, config_of, find_runs, inspect
+from esper.karn.views import METRIC_NAMES, TASKS, VIEWS, WORDS, sql_literal, view_definitions
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EVENTS
 from esper.leyline.notices import notice
 from esper.leyline.records import record_files
 
@@ -73,22 +73,21 @@ class Store:
         UsageError: a place contains no run.
     """
 
-    def __init__(self, places: list[Path], skip_bad: bool = False):
-        self._names, self._skip_bad = _names(_runs_at(places)), skip_bad
+    def __init__(self, paths: list[Path], skip_bad: bool = False):
+        self._names, self._skip_bad = _names(_runs_at(paths)), skip_bad
         self._records_opened = False
         self._folder = TemporaryDirectory(prefix="esper-query-")
-        self._events = EventTables(Path(self._folder.name))
-        rows = list(self._read_all())
+        self._database = duckdb.connect(":memory:")
+        rows = self._open()
         self.unreadable = sum(row["unreadable"] for row in rows)
         if self.unreadable:
             lines = "line" if self.unreadable == 1 else "lines"
             notice(f"warning: skipped {self.unreadable} unreadable {lines}")
-        self._database = self._open(rows)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._database.close()
         self._folder.cleanup()
 
@@ -115,7 +114,7 @@ class Store:
             statements = self._database.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
-            yield self._sql(statements[0]).to_arrow_reader(ROWS)
+            yield self._database.sql(statements[0]).to_arrow_reader(ROWS)
         except (duckdb.Error, pyarrow.ArrowException) as error:
             raise UsageError(f"SQL: {_message(error)}") from error
         except RuntimeError as error:
@@ -123,9 +122,6 @@ class Store:
             if "interrupted" in str(error):
                 raise KeyboardInterrupt from error
             raise
-
-    def _sql(self, statement: duckdb.Statement) -> duckdb.DuckDBPyRelation:
-        return self._database.sql(statement)
 
     def columns(self) -> dict[str, list[tuple[str, str]]]:
         """Return the names and types of the columns of each view."""
@@ -143,50 +139,49 @@ class Store:
             create_record_views(self._database, self._names, self._skip_bad)
             self._records_opened = True
 
-    def _read_all(self) -> Iterator[dict[str, Any]]:
-        """Read all runs; one that vanishes meanwhile is one warning."""
-        for path, name in self._names.items():
-            try:
-                yield self._read(path, name)
-            except (OSError, UsageError) as error:
-                notice(f"warning: {path} is left out ({error})")
-
-    def _read(self, path: Path, name: str) -> dict[str, Any]:
-        """Read the lines of a run; return its row of the view ``runs``."""
-        nothing = LinesOfRun(None, 0, 0)
-        return _row(path, name, self._events.add(path, name) if _has_events(path) else nothing)
-
-    def _open(self, rows: list[dict[str, Any]]) -> duckdb.DuckDBPyConnection:
-        database = duckdb.connect(":memory:")
+    def _open(self) -> list[dict[str, Any]]:
+        """Create the views over events; returns the rows of the view ``runs``."""
+        database, tables = self._database, EventTables(Path(self._folder.name))
+        infos = dict(self._read_all(tables))
         database.execute(f"SET memory_limit = '{MEMORY_MEGABYTES}MB'")
         database.execute("SET threads = 1")
         database.execute(f"SET temp_directory = {sql_literal(self._folder.name)}")
-        self._events.register(database)
-        for name in EVENTS:
-            database.execute(f"CREATE VIEW {name.lower()} AS {event_table(name)}")
+        tables.register(database)
+        rows = list(_rows(infos, database, tables.unreadable(database)))
         database.register("runs", pyarrow.Table.from_pylist(rows, _RUNS))
         database.execute(f"CREATE VIEW tasks_of_rounds AS {TASKS}")
         database.execute(f"CREATE VIEW words AS {WORDS}")
-        for view, sql in view_definitions(self._events.metrics).items():
+        names = database.execute(METRIC_NAMES).fetchall()
+        for view, sql in view_definitions(name for (name,) in names).items():
             database.execute(f"CREATE VIEW {view} AS {sql}")
         # From here on, SQL can read neither Python variables nor other files than those of events.
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
-        return database
+        return rows
+
+    def _read_all(self, tables: EventTables) -> Iterator[tuple[str, RunInfo]]:
+        """Read all runs; one that vanishes meanwhile is one warning."""
+        for path, name in self._names.items():
+            try:
+                if _has_events(path):
+                    tables.add(path, name)
+                yield name, inspect(path)
+            except (OSError, UsageError) as error:
+                notice(f"warning: {path} is left out ({error})")
 
 
-def _runs_at(places: list[Path]) -> list[Path]:
-    found: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise UsageError(f"run: there is no directory {place}; esper runs lists your runs")
-        here = [place] if _is_readable(place) else [p for p in find_runs(place) if _is_readable(p)]
-        if not here:
+def _runs_at(paths: list[Path]) -> list[Path]:
+    runs: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            raise UsageError(f"run: there is no directory {path}; esper runs lists your runs")
+        inside = [path] if _is_readable(path) else [p for p in find_runs(path) if _is_readable(p)]
+        if not inside:
             raise UsageError(
-                f"run: {place} has no run with events or records; esper runs lists your runs"
+                f"run: {path} has no run with events or records; esper runs lists your runs"
             )
-        found += here
-    return list(dict.fromkeys(path.resolve() for path in found))
+        runs += inside
+    return list(dict.fromkeys(path.resolve() for path in runs))
 
 
 def _is_readable(path: Path) -> bool:
@@ -208,25 +203,24 @@ def _text(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
-def _row(path: Path, name: str, lines: LinesOfRun) -> dict[str, Any]:
-    info = inspect(path)
-    first_values = {
-        field: getattr(lines.first, field, None)
-        for field in ("envs", "episode_length", "device", "amp_enabled", "amp_dtype", "schema")
-    }
-    values = first_values | {
-        "run": name,
-        "path": _text(str(path)),
-        "resumed": max(0, lines.processes - 1),
-        "unreadable": lines.unreadable,
-        "settings": json.dumps(stored(path).get("settings", {})),
-        **{
-            field: getattr(info, field)
-            for field in _RUNS.names
-            if hasattr(info, field) and field != "path"
-        },
-    }
-    return {field: value if _fits(value) else None for field, value in values.items()}
+def _rows(
+    infos: dict[str, RunInfo], database: duckdb.DuckDBPyConnection, unreadable: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """The rows of the view ``runs``; facts about a run are those of its first process."""
+    starts = defaultdict(list)
+    for start in database.sql("SELECT * FROM training_started").to_arrow_table().to_pylist():
+        starts[start["run"]].append(start)
+    for name, info in infos.items():
+        values = starts[name][0] if starts[name] else {}
+        values |= {field.name: getattr(info, field.name) for field in fields(info)}
+        values |= {
+            "run": name,
+            "path": _text(str(info.path)),
+            "resumed": max(0, len(starts[name]) - 1),
+            "unreadable": unreadable[name],
+            "settings": json.dumps(config_of(info.path).get("settings", {})),
+        }
+        yield {field: value if _fits(value) else None for field, value in values.items()}
 
 
 def _fits(value: Any) -> bool:

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.dataset
 import pyarrow.fs
 
-from esper.karn.sql_text import sql_literal
+from esper.karn.views import sql_literal
 from esper.leyline.records import Layout, RecordHeader, VerifiedRecords, record_schema
 
 RECORD_VIEWS: Final = ("records", "record_files")

@@ -76,53 +76,53 @@ def is_run(path: Path) -> bool:
         return False  # not to be read by this user
 
 
-def find_runs(place: Path) -> list[Path]:
-    """List the run directories at or below ``place``, oldest first. Links are not followed.
+def find_runs(path: Path) -> list[Path]:
+    """List the run directories at or below ``path``, oldest first. Links are not followed.
 
     Raises:
         UsageError: there is no such directory.
     """
-    if not place.is_dir():
-        raise UsageError(f"DIR: {place} is not a directory; name the directory of your runs")
-    found = []
-    for folder, subfolders, _ in os.walk(place):
+    if not path.is_dir():
+        raise UsageError(f"DIR: {path} is not a directory; name the directory of your runs")
+    runs = []
+    for folder, subfolders, _ in os.walk(path):
         if is_run(Path(folder)):
-            found.append(Path(folder))
+            runs.append(Path(folder))
             subfolders.clear()
-    return sorted(found, key=lambda run: (_started(run) or 0.0, run.name))
+    return sorted(runs, key=lambda run: (_start_time(run) or 0.0, run.name))
 
 
 def inspect(run: Path) -> RunInfo:
     """Return the state of the run in directory ``run``. Its event file is read from the end."""
-    settings = stored(run).get("settings")
+    settings = config_of(run).get("settings")
     settings = settings if isinstance(settings, dict) else {}
     first, tail = _first_start(run), _tail(run)
-    checkpoint, saved = _last_checkpoint(run)
+    checkpoint, checkpoint_time = _last_checkpoint(run)
     done = max(tail.done, checkpoint)
-    total = _whole(settings.get("rounds"))
+    total = _round_count(settings.get("rounds"))
     status = _status(run, tail, done, total)
     # Runs of versions before IMPALA do not name their algorithm.
     algorithm = settings.get("algorithm", "ppo")
     resumable = status in ("interrupted", "failed") and checkpoint > 0
     resumable = resumable and algorithm in LEARNING and total is not None
-    place = shell_word(str(run))
-    named = settings.get("plugin")
-    words = [shell_word(p) for p in named if isinstance(p, str)] if isinstance(named, list) else []
+    word = shell_word(str(run))
+    files = settings.get("plugin")
+    words = [shell_word(p) for p in files if isinstance(p, str)] if isinstance(files, list) else []
     # Said again on resuming, because a plugin is executed.
     plugins = f" --plugin {' '.join(words)}" if words else ""
     return RunInfo(
         path=run,
         status=status,
         policy=first.policy if first else (str(algorithm) if checkpoint else None),
-        tasks=first.tasks if first else _listed(settings.get("task")),
+        tasks=first.tasks if first else _task_names(settings.get("task")),
         rounds_done=done,
         rounds_total=total,
         gain=tail.gain,
         validation_gain=tail.validation_gain,
-        started=_started(run),
-        last_activity=tail.time if tail.time is not None else saved,
+        started=_start_time(run),
+        last_activity=tail.time if tail.time is not None else checkpoint_time,
         bytes=_size(run),
-        resume=f"esper train {algorithm} --resume {place} --rounds {total}{plugins}"
+        resume=f"esper train {algorithm} --resume {word} --rounds {total}{plugins}"
         if resumable
         else None,
     )
@@ -147,7 +147,7 @@ def shell_word(text: str) -> str:
     return f"$'{''.join(characters)}'"
 
 
-def stored(run: Path) -> dict[str, Any]:
+def config_of(run: Path) -> dict[str, Any]:
     """Return the content of ``config.json``; empty where it cannot be read."""
     try:
         content = json.loads((run / "config.json").read_text(encoding="utf-8"))
@@ -173,7 +173,7 @@ def is_running(run: Path) -> bool:
 
 
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
+def run_lock(run: Path) -> Iterator[None]:
     """Hold the run's lock, so that no other process starts writing to the run.
 
     Raises:
@@ -194,7 +194,7 @@ def remove(run: Path) -> None:
     """
     if not (run / "lock").exists():
         (run / "lock").touch()
-    with locked(run):
+    with run_lock(run):
         # config.json is deleted last: without it, `is_run` is false for the rest of the directory.
         for child in sorted(run.iterdir(), key=lambda child: child.name == "config.json"):
             if child.is_dir() and not child.is_symlink():
@@ -217,10 +217,10 @@ class _Tail:
         time: time of the last event.
     """
 
-    recorded: bool = False
+    has_events: bool = False
     end: str | None = None
     done: int = 0
-    learned: int = 0
+    last_update: int = 0
     gain: float | None = None
     validation_gain: float | None = None
     time: float | None = None
@@ -229,21 +229,21 @@ class _Tail:
 def _tail(run: Path) -> _Tail:
     """Read events from the end until the last completed round is found."""
     tail = _Tail()
-    ended = False
+    has_end = False
     for event in EventReader(run).backwards():
-        tail.recorded = True
+        tail.has_events = True
         tail.time = event.time if tail.time is None else tail.time
-        if isinstance(event, TrainingStarted | TrainingFinished) and not ended:
-            ended = True
+        if isinstance(event, TrainingStarted | TrainingFinished) and not has_end:
+            has_end = True
             tail.end = event.status if isinstance(event, TrainingFinished) else None
-        if isinstance(event, PPOUpdateCompleted) and not tail.learned:
-            tail.learned = event.round
+        if isinstance(event, PPOUpdateCompleted) and not tail.last_update:
+            tail.last_update = event.round
         if isinstance(event, EpisodeOutcome):
             tail.done = event.round
             tail.gain, tail.validation_gain = _mean(event.gain), _mean(event.validation_gain)
             return tail
     # A run without outcomes learns from records, or a Gymnasium task: its updates are its rounds.
-    tail.done = tail.learned
+    tail.done = tail.last_update
     return tail
 
 
@@ -253,8 +253,8 @@ def _status(run: Path, tail: _Tail, done: int, total: int | None) -> str:
     if tail.end in STATUSES:
         return tail.end
     if done == 0:
-        return "failed" if tail.recorded else "unknown"
-    return "finished" if not tail.recorded and done == total else "interrupted"
+        return "failed" if tail.has_events else "unknown"
+    return "finished" if not tail.has_events and done == total else "interrupted"
 
 
 def _mean(values: list[float]) -> float | None:
@@ -270,7 +270,7 @@ def _first_start(run: Path) -> TrainingStarted | None:
     return event if isinstance(event, TrainingStarted) else None
 
 
-def _started(run: Path) -> float | None:
+def _start_time(run: Path) -> float | None:
     """Time of the first event, else of ``config.json``, which is written first."""
     first = _first_start(run)
     if first is not None:
@@ -283,8 +283,10 @@ def _started(run: Path) -> float | None:
 
 def _last_checkpoint(run: Path) -> tuple[int, float | None]:
     """The round of the last checkpoint and when it was written; 0 and None without one."""
-    found = [path for path in run.glob("checkpoints/*/manifest.json") if is_round(path.parent.name)]
-    for manifest in sorted(found, key=lambda path: int(path.parent.name), reverse=True):
+    manifests = [
+        path for path in run.glob("checkpoints/*/manifest.json") if is_round(path.parent.name)
+    ]
+    for manifest in sorted(manifests, key=lambda path: int(path.parent.name), reverse=True):
         # Training removes checkpoints that are too old meanwhile.
         with suppress(OSError):
             return int(manifest.parent.name), manifest.stat().st_mtime
@@ -301,11 +303,11 @@ def _size(run: Path) -> int:
     return total
 
 
-def _whole(value: Any) -> int | None:
+def _round_count(value: Any) -> int | None:
     """A number of rounds in the settings, None if it is none."""
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     return value if fits else None
 
 
-def _listed(task: Any) -> list[str]:
+def _task_names(task: Any) -> list[str]:
     return [str(name) for name in task] if isinstance(task, list) else [str(task)] if task else []

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.karn.sql_text import sql_literal
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import EVENTS, POINTS, EpisodeOutcome, EpochCompleted, Event
 from esper.leyline.metrics import METRICS
@@ -27,6 +26,11 @@ VIEWS: Final = (
 )
 """Views that join events and show ops, stages and blueprints by name. Each kind of event also has a
 table (``epoch_completed`` and so on), with one row per event."""
+
+
+def sql_literal(value: str) -> str:
+    """A string literal of SQL."""
+    return "'" + value.replace("'", "''") + "'"
 
 
 def structure(kind: type[Event]) -> dict[str, Any]:
@@ -58,8 +62,8 @@ def event_table(name: str) -> str:
     kind = EVENTS[name]
     spec = msgspec.json.encode(structure(kind)).decode()
     return (
-        f"SELECT run, event.* FROM (SELECT run, from_json(line, '{spec}') AS event "
-        f"FROM lines_{name.lower()})"
+        f"SELECT run, event.* FROM (SELECT run, from_json(data, '{spec}') AS event "
+        f"FROM event_lines WHERE event_type = '{name}')"
     )
 
 
@@ -68,17 +72,17 @@ def metric_column(metric: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in metric)
 
 
-def view_definitions(found: Iterable[str] = ()) -> dict[str, str]:
+def view_definitions(names: Iterable[str] = ()) -> dict[str, str]:
     """Return the SQL of each view over the tables of events.
 
     Args:
-        found: metrics that the updates report besides those of ``leyline.metrics``.
+        names: metrics that the updates report besides those of ``leyline.metrics``.
     """
-    metrics = dict.fromkeys([*METRICS, *sorted(found)])
+    metrics = dict.fromkeys([*METRICS, *sorted(names)])
     columns = {metric_column(m): m for m in metrics if metric_column(m) not in _KEYS}
-    shown = ", ".join(f'{_quoted(m)} AS "{column}"' for column, m in columns.items())
+    selection = ", ".join(f'{_metric_value(m)} AS "{column}"' for column, m in columns.items())
     return {
-        "updates": f'SELECT run, round, "update", time, {shown} FROM ppo_update_completed',
+        "updates": f'SELECT run, round, "update", time, {selection} FROM ppo_update_completed',
         "steps": _STEPS,
         "decisions": _DECISIONS,
         "rewards": _REWARDS,
@@ -91,7 +95,7 @@ def view_definitions(found: Iterable[str] = ()) -> dict[str, str]:
 _KEYS = ("run", "round", "update", "time")
 
 
-def _quoted(metric: str) -> str:
+def _metric_value(metric: str) -> str:
     return f"metrics[{sql_literal(metric)}]"
 
 
@@ -99,7 +103,7 @@ def _texts(names: Iterable[str]) -> str:
     return "[" + ", ".join(f"'{name}'" for name in names) + "]"
 
 
-def _named(index: str, names: Iterable[object]) -> str:
+def _name_at(index: str, names: Iterable[object]) -> str:
     """SQL of the element ``index`` (from 0) of a constant list."""
     items = [f"'{name}'" if isinstance(name, str) else str(name) for name in names]
     return f"[{', '.join(items)}][{index} + 1]"
@@ -114,7 +118,7 @@ def _lists(kind: type[Event], without: Iterable[str] = ()) -> list[str]:
     ]
 
 
-def _unnested(names: Iterable[str]) -> str:
+def _unnest(names: Iterable[str]) -> str:
     return ", ".join(f"unnest({name}) AS {name}" for name in names)
 
 
@@ -134,13 +138,16 @@ SELECT run, {_BLUEPRINT_NAMES} AS names, any_value(tasks) AS tasks, any_value(sl
 FROM training_started GROUP BY run"""
 """The names of blueprints, tasks and slots of each run."""
 
+METRIC_NAMES = "SELECT DISTINCT unnest(map_keys(metrics)) FROM ppo_update_completed"
+"""The names of the metrics that updates report."""
+
 _STEP_VALUES = _lists(EpochCompleted, ("op", "slot", "success"))
 _PARALLEL = ("op", "slot", "success", "stage", "blueprint", "alpha")
 
 _STEPS = f"""
 SELECT run, round, step, environment, task[environment + 1] AS task,
     {", ".join(_STEP_VALUES)},
-    {_named("op", _OPS)} AS op, slot, success,
+    {_name_at("op", _OPS)} AS op, slot, success,
     list_transform(stage, lambda s: {_texts(_STAGES)}[s + 1]) AS stages,
     list_transform(blueprint, lambda b: names[b + 1]) AS blueprints,
     alpha AS alphas, time
@@ -158,7 +165,7 @@ def _head(head: str) -> str:
     """SQL of a head's choice as a value; NULL where the op does not use the head."""
     ops = [op.value for op in Op if head in RELEVANT_HEADS[op]]
     index = f"actions[{HEADS.index(head) + 1}]"
-    value = _named(index, CHOICES[head]) if head in CHOICES else f"names[{index} + 1]"
+    value = _name_at(index, CHOICES[head]) if head in CHOICES else f"names[{index} + 1]"
     if head == "alpha_target":
         value += "::DOUBLE"
     return f"CASE WHEN op IN ({', '.join(map(str, ops))}) THEN {value} END AS {head}"
@@ -166,7 +173,7 @@ def _head(head: str) -> str:
 
 _DECISIONS = f"""
 SELECT x.run, x.round, step, environment, t.task[environment + 1] AS task,
-    {_named("op", _OPS)} AS op,
+    {_name_at("op", _OPS)} AS op,
     CASE WHEN op != {Op.WAIT.value} THEN slot END AS slot,
     {", ".join(_head(head) for head in HEADS[2:])},
     success,
@@ -222,7 +229,7 @@ _EPISODES = f"""
 SELECT *, {POINTS} * (test_utility - twin_test_utility) AS gain,
     {POINTS} * (utility - twin_utility) AS validation_gain
 FROM (
-    SELECT run, round, unnest(range(len(task))) AS environment, {_unnested(_OUTCOMES)}, time
+    SELECT run, round, unnest(range(len(task))) AS environment, {_unnest(_OUTCOMES)}, time
     FROM episode_outcome
 )"""
 

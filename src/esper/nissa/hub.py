@@ -36,9 +36,9 @@ class Hub:
     """
 
     def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
-        self.wanted = LEVELS[level] if sinks else ()
+        self.kinds = LEVELS[level] if sinks else ()
         self.dropped = 0
-        self._reported = self._round = 0
+        self._drops_reported = self._round = 0
         self._sinks = list(sinks)
         self._queue: Queue[EventFactory | threading.Event | None] = Queue(capacity)
         self._hurry = threading.Event()
@@ -47,11 +47,11 @@ class Hub:
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether this level writes events of ``kind``; otherwise the caller need not make them."""
-        return kind in self.wanted
+        return kind in self.kinds
 
     def emit(self, event: Event) -> None:
         """Hand over an event that must not be lost; block while the queue is full."""
-        if type(event) in self.wanted:
+        if type(event) in self.kinds:
             self._queue.put(lambda: (event,))
 
     def emit_later(self, make: EventFactory, lossless: bool = False) -> None:
@@ -97,7 +97,7 @@ class Hub:
             if self._queue.empty():
                 self._hurry.wait(EVENT_DELAY_SECONDS)
             for event in self._make_events(item):
-                if type(event) in self.wanted:
+                if type(event) in self.kinds:
                     self._write(event)
             if self._queue.empty():
                 self._each(lambda sink: sink.flush())
@@ -120,13 +120,16 @@ class Hub:
     def _flush(self) -> None:
         """Report newly dropped steps in an event, and flush the sinks."""
         total = self.dropped
-        if total > self._reported:
+        if total > self._drops_reported:
             self._write(
                 TelemetryDropped(
-                    time=time.time(), round=self._round, steps=total - self._reported, total=total
+                    time=time.time(),
+                    round=self._round,
+                    steps=total - self._drops_reported,
+                    total=total,
                 )
             )
-            self._reported = total
+            self._drops_reported = total
         self._each(lambda sink: sink.flush())
 
     def _each(self, action: Callable[[Sink], None]) -> None:

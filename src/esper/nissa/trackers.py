@@ -39,8 +39,8 @@ def require_library(name: str, level: str) -> None:
 def scalars(event: Event) -> dict[str, float]:
     """Return the scalars of an event by name; values per environment are averaged."""
     if isinstance(event, PPOUpdateCompleted):
-        known = {name: value for name, value in event.metrics.items() if value is not None}
-        return {f"update/{name}": float(value) for name, value in known.items()}
+        metrics = {name: value for name, value in event.metrics.items() if value is not None}
+        return {f"update/{name}": float(value) for name, value in metrics.items()}
     if isinstance(event, AnalyticsSnapshot):
         return {f"speed/{name}": getattr(event, name) for name in _SPEEDS}
     if isinstance(event, EpisodeOutcome):

@@ -33,11 +33,11 @@ def report_runs(console: Console, runs: Sequence[Path], target: Path) -> None:
     A report that fails is one warning: the training itself is over and what it learned is on the
     disk.
     """
-    recorded = [run for run in runs if (run / "events.jsonl").exists()]
-    if not recorded:
+    runs_with_events = [run for run in runs if (run / "events.jsonl").exists()]
+    if not runs_with_events:
         return
     try:
-        report = write_report(recorded, target)
+        report = write_report(runs_with_events, target)
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         notice(

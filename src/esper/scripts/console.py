@@ -17,6 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from esper.karn.final_figures import FIGURES, last_tenth
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.leyline.config import TrainConfig
 from esper.leyline.metrics import Metric
@@ -30,26 +31,16 @@ NOTHING_YET = "-"
 RECENT = 100
 """Number of latest Gymnasium episodes, of all environments, in the mean return shown."""
 
+_SPEED = ("environment steps per second", "steps_per_second", ".0f")
 _GROWTH_ROWS = (
-    ("gain, points (test)", "gain", "+.1f"),
-    ("gain on validation, points", "validation_gain", "+.1f"),
-    ("test accuracy grown", "test_accuracy", ".3f"),
-    ("test accuracy of the twin", "twin_test_accuracy", ".3f"),
-    ("validation accuracy grown", "accuracy", ".3f"),
-    ("validation accuracy of the twin", "twin_accuracy", ".3f"),
-    ("return", "episode_return", "+.3f"),
-    ("parameters added", "added_parameters", ".0f"),
-    ("seeds germinated", "germinated", ".2f"),
-    ("seeds fossilised", "fossilised", ".2f"),
-    ("seeds pruned", "pruned", ".2f"),
-    ("rollbacks", "rolled_back", ".2f"),
-    ("environment steps per second", "steps_per_second", ".0f"),
+    *((figure.label, figure.name, figure.form) for figure in FIGURES.values()),
+    _SPEED,
 )
 _GYM_ROWS = (
     ("return", "episode_return", ".2f"),
     ("length", "episode_length", ".1f"),
     ("episodes per round", "episodes", ".1f"),
-    ("environment steps per second", "steps_per_second", ".0f"),
+    _SPEED,
 )
 
 
@@ -84,7 +75,7 @@ class LiveProgress:
         self.progress.start()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
@@ -138,7 +129,7 @@ def print_summary(console: Console, summary: RunSummary) -> None:
     rounds = summary.rounds
     if rounds:
         gym = isinstance(rounds[0], GymSummary)
-        part = math.ceil(len(rounds) / 10)
+        part = last_tenth(len(rounds))
         columns = [rounds[:part], rounds[-part:]] if len(rounds) > 1 else [rounds]
         table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
         table.add_column("mean of a round" if gym else "mean of an episode")
@@ -168,7 +159,7 @@ def _outcome(summary: AnySummary) -> str:
     if isinstance(summary, GymSummary):
         return f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
     return (
-        f"gain {summary.gain:+.1f} points  on validation {summary.validation_gain:+.1f}  "
+        f"gain {summary.gain:+.1f} points  validation difference {summary.validation_gain:+.1f}  "
         f"fossilised {summary.fossilised:.2f}"
     )
 
@@ -182,5 +173,5 @@ def _round_range(rounds: list[AnySummary]) -> str:
 def _mean(rounds: list[AnySummary], attribute: str) -> float:
     """Mean over the rounds in which the attribute is not NaN; NaN if there is none."""
     values = [float(getattr(r, attribute)) for r in rounds]
-    known = [value for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.nan
+    finite = [value for value in values if not math.isnan(value)]
+    return fmean(finite) if finite else math.nan

@@ -46,13 +46,13 @@ class FetchArguments:
 def fetch(arguments: list[str]) -> int:
     """Download data that is not part of Esper."""
     program = "esper tasks fetch"
-    given = parse(FetchArguments, program, arguments)
-    names, directory = " ".join(given.names), Path(given.data_dir)
+    options = parse(FetchArguments, program, arguments)
+    names, directory = " ".join(options.names), Path(options.data_dir)
     if names not in ARCHIVES:
         raise UsageError(f"{program}: name one of {', '.join(ARCHIVES)}, got {names!r}")
     _fetch(ARCHIVES[names], directory)
-    found = cifar10(directory.resolve())
-    counts = (len(found.train_labels), len(found.validation_labels), len(found.test_labels))
+    splits = cifar10(directory.resolve())
+    counts = (len(splits.train_labels), len(splits.validation_labels), len(splits.test_labels))
     print("{}: {} images for training, {} for validation, {} for test".format(directory, *counts))
     return 0
 
@@ -68,8 +68,8 @@ def _fetch(archive: Archive, directory: Path) -> None:
     pooch.get_logger().setLevel(logging.WARNING)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=directory) as place:
-            path = pooch.retrieve(archive.url, f"sha256:{archive.checksum}", "archive", place)
+        with tempfile.TemporaryDirectory(dir=directory) as folder:
+            path = pooch.retrieve(archive.url, f"sha256:{archive.checksum}", "archive", folder)
             with tarfile.open(path) as content:
                 content.extractall(directory, filter="data")
     except ValueError as error:

@@ -42,7 +42,7 @@ class Output(io.FileIO):
     def __init__(self, descriptor: int):
         super().__init__(descriptor, "wb", closefd=False)
         self.lasts = descriptor == 2
-        self._lost = False
+        self._loss = False
 
     def write(self, content: object) -> int:
         """Write bytes and return how many were taken, lost ones included.
@@ -61,16 +61,16 @@ class Output(io.FileIO):
             return count
 
     def _note(self, error: OSError) -> None:
-        if self._lost:
+        if self._loss:
             return
-        self._lost = True
-        name, others = NAMES[self.fileno()], [fd for fd in NAMES if fd != self.fileno()]
+        self._loss = True
+        name, fallbacks = NAMES[self.fileno()], [fd for fd in NAMES if fd != self.fileno()]
         if not self.lasts:
             raise OutputLost(name, error)
         line = f"esper: cannot write to {name} ({error.strerror}); going on without this output\n"
         with suppress(OSError):
             # Not through the stream: its lock may be held by a thread that waits for this one.
-            os.write(others[0], line.encode())
+            os.write(fallbacks[0], line.encode())
 
 
 def protect_streams() -> None:

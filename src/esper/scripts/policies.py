@@ -29,9 +29,9 @@ class PoliciesArguments:
 
 def policies(arguments: list[str]) -> int:
     """List the policies that come with Esper, with their cards."""
-    given = parse(PoliciesArguments, "esper policies", arguments)
-    if given.names:
-        print("\n\n".join(card_of(name).text.strip() for name in given.names))
+    options = parse(PoliciesArguments, "esper policies", arguments)
+    if options.names:
+        print("\n\n".join(card_of(name).text.strip() for name in options.names))
         return 0
     width = min(Console().width, WIDEST)
     for card in cards().values():
@@ -47,8 +47,8 @@ def _entry(card: Card, width: int) -> str:
     if card.learned:
         lines.append(("sees", f"observation {card.observation}"))
     kind = "trained" if card.learned else "a rule"
-    shown = [
+    paragraphs = [
         fill(text, width, initial_indent=f"  {word:<9}", subsequent_indent=" " * 11)
         for word, text in lines
     ]
-    return "\n".join([f"{card.name} ({kind})", *shown])
+    return "\n".join([f"{card.name} ({kind})", *paragraphs])

@@ -24,7 +24,7 @@ from esper.leyline.notices import notice
 from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
-UNLIMITED = 1_000_000
+MAX_WIDTH = 1_000_000
 """Width at which no table is cut, in characters."""
 MAX_ROWS = 1_000
 """Maximum number of rows in a table; the other formats write all rows."""
@@ -79,18 +79,18 @@ def _views() -> str:
     with Store([]) as store:
         columns = store.columns()
     lines = ["views and their columns:"]
-    for view, own in columns.items():
+    for view, fields in columns.items():
         lines += ["", f"  {view}"]
-        lines += [f"    {name:<31} {kind}" for name, kind in own]
+        lines += [f"    {name:<31} {kind}" for name, kind in fields]
     lines += ["", "and one table per kind of event, with the columns in docs/events.md:", ""]
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 
 
 def _print(batches: pyarrow.RecordBatchReader, form: Form) -> None:
     if form == "table":
-        left = _show(Console(), batches)
-        if left:
-            notice(f"{left} more rows; --format csv writes all of them")
+        remaining = _show(Console(), batches)
+        if remaining:
+            notice(f"{remaining} more rows; --format csv writes all of them")
         return
     for text in _texts(batches, form):
         sys.stdout.write(text)
@@ -160,31 +160,31 @@ def _show(console: Console, batches: pyarrow.RecordBatchReader) -> int:
     for batch in batches:
         rows += batch.slice(0, max(0, MAX_ROWS - count)).to_pylist()
         count += batch.num_rows
-    left = max(0, count - MAX_ROWS)
-    shown = _table(batches.schema, rows)
-    unlimited = console.options.update(max_width=UNLIMITED)
-    if console.measure(shown, options=unlimited).maximum <= console.width:
-        console.print(shown)
-        return left
+    remaining = max(0, count - MAX_ROWS)
+    table = _table(batches.schema, rows)
+    options = console.options.update(max_width=MAX_WIDTH)
+    if console.measure(table, options=options).maximum <= console.width:
+        console.print(table)
+        return remaining
     names = Table.grid(padding=(0, 2))
     names.add_column(no_wrap=True)
     names.add_column(overflow="fold")
-    for place, row in enumerate(rows, 1):
-        names.add_row(Text(f"── row {place}", style="bold"), "")
+    for index, row in enumerate(rows, 1):
+        names.add_row(Text(f"── row {index}", style="bold"), "")
         for name, value in row.items():
             names.add_row(Text(name), Text(_readable(value)))
     console.print(names)
-    return left
+    return remaining
 
 
 def _table(schema: pyarrow.Schema, rows: Sequence[dict[str, Any]]) -> Table:
-    shown = Table()
+    table = Table()
     for field in schema:
         right = pyarrow.types.is_integer(field.type) or pyarrow.types.is_floating(field.type)
-        shown.add_column(Text(field.name), justify="right" if right else "left", overflow="fold")
+        table.add_column(Text(field.name), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(_readable(value)) for value in row.values()))
-    return shown
+        table.add_row(*(Text(_readable(value)) for value in row.values()))
+    return table
 
 
 def _readable(value: Any) -> str:

@@ -23,22 +23,23 @@ class ReportArguments:
 def report(arguments: list[str]) -> int:
     """Write an HTML report about one or more runs."""
     program = "esper report"
-    given = parse(ReportArguments, program, arguments)
-    if not given.runs:
+    options = parse(ReportArguments, program, arguments)
+    if not options.runs:
         raise UsageError(f"{program}: name one or more run directories; esper runs lists them")
     try:
-        print(write_report(_runs(given.runs), given.output))
+        print(write_report(_runs(options.runs), options.output))
     except OSError as error:
         raise UsageError(
-            f"output: cannot write to {given.output} ({error.strerror}); name another file with -o"
+            f"output: cannot write to {options.output} ({error.strerror}); "
+            "name another file with -o"
         ) from error
     return 0
 
 
-def _runs(named: tuple[Path, ...]) -> list[Path]:
+def _runs(paths: tuple[Path, ...]) -> list[Path]:
     """The runs that are named, and those in directories that are named."""
-    found: list[Path] = []
-    for place in named:
-        inside = [] if is_run(place) or not place.is_dir() else find_runs(place)
-        found += inside or [place]
-    return found
+    runs: list[Path] = []
+    for path in paths:
+        inside = [] if is_run(path) or not path.is_dir() else find_runs(path)
+        runs += inside or [path]
+    return runs

@@ -31,7 +31,7 @@ LOOKS = {
 """A glyph and a colour for each status; the status is always written beside the glyph."""
 
 NOTHING = "-"
-UNBOUNDED = 1000
+WIDTH = 1000
 """Columns of the table if the output is not a terminal, so that no line is cut."""
 ROOMY = 110
 """Minimum columns of a terminal for all columns of the table."""
@@ -71,73 +71,73 @@ def runs(arguments: list[str]) -> int:
     """List runs and their status; `runs prune` removes some."""
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
-    given = parse(RunsArguments, "esper runs", arguments)
-    found = _inspected(given.directory)
-    if given.json:
-        print(json.dumps([_plain(info) for info in found], indent=2))
-    elif not found:
-        print(f"no runs in {escaped(str(given.directory))}")
+    options = parse(RunsArguments, "esper runs", arguments)
+    infos = _infos(options.directory)
+    if options.json:
+        print(json.dumps([_plain(info) for info in infos], indent=2))
+    elif not infos:
+        print(f"no runs in {escaped(str(options.directory))}")
     else:
-        _show(found)
-        _show_resume(found)
+        _show(infos)
+        _show_resume(infos)
     return 0
 
 
 def prune(arguments: list[str]) -> int:
     """Remove runs, after showing them and asking."""
     program = "esper runs prune"
-    given = parse(PruneArguments, program, arguments)
+    options = parse(PruneArguments, program, arguments)
     outlive_output()
-    chosen = _chosen(given)
-    if not chosen:
+    infos = _selection(options)
+    if not infos:
         print("nothing to remove")
         return 0
-    _show(chosen)
-    number = "1 run" if len(chosen) == 1 else f"{len(chosen)} runs"
-    total = f"{number} ({_size(sum(info.bytes for info in chosen))})"
-    if not given.yes:
+    _show(infos)
+    number = "1 run" if len(infos) == 1 else f"{len(infos)} runs"
+    total = f"{number} ({_size(sum(info.bytes for info in infos))})"
+    if not options.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{program}: would remove {total}; add --yes to skip the question")
         if input(f"Remove {total}? [y/N] ").strip().lower() not in ("y", "yes"):
             print("nothing was removed")
             return 1
-    return max([_removed(info) for info in chosen])
+    return max([_remove(info) for info in infos])
 
 
-def _chosen(given: PruneArguments) -> list[RunInfo]:
+def _selection(options: PruneArguments) -> list[RunInfo]:
     """The runs to remove, oldest first.
 
     Raises:
         UsageError: not exactly one rule is given.
     """
-    rules = (given.keep, given.older_than, given.failed or None)
+    rules = (options.keep, options.older_than, options.failed or None)
     if sum(rule is not None for rule in rules) != 1:
         raise UsageError("esper runs prune: give one of --keep N, --older-than DAYS, --failed")
-    found = _inspected(given.directory)
-    if given.keep is not None:
-        found = found[: len(found) - given.keep] if given.keep < len(found) else []
-    if given.older_than is not None:
-        since = time.time() - 86400 * given.older_than
-        found = [info for info in found if (info.last_activity or info.started or 0.0) < since]
-    if given.failed:
-        found = [info for info in found if info.status == "failed"]
-    return [info for info in found if info.status != "running"]
+    infos = _infos(options.directory)
+    if options.keep is not None:
+        infos = infos[: len(infos) - options.keep] if options.keep < len(infos) else []
+    if options.older_than is not None:
+        since = time.time() - 86400 * options.older_than
+        infos = [info for info in infos if (info.last_activity or info.started or 0.0) < since]
+    if options.failed:
+        infos = [info for info in infos if info.status == "failed"]
+    return [info for info in infos if info.status != "running"]
 
 
-def _inspected(directory: Path) -> list[RunInfo]:
+def _infos(directory: Path) -> list[RunInfo]:
     """The state of all runs; one that cannot be read is one line, and the others are returned."""
-    found = []
+    infos = []
     for run in find_runs(directory):
         try:
-            found.append(inspect(run))
+            infos.append(inspect(run))
         except Exception as error:
             # Files of a run may hold anything, and may vanish while they are read.
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             notice(f"warning: {run} cannot be read ({reason})")
-    return found
+    return infos
 
 
-def _removed(info: RunInfo) -> int:
+def _remove(info: RunInfo) -> int:
     """Remove a run and report it; 1 if it could not be removed."""
     try:
         remove(info.path)
@@ -151,10 +151,10 @@ def _removed(info: RunInfo) -> int:
     return 0
 
 
-def _show(found: list[RunInfo]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else UNBOUNDED)
+def _show(infos: list[RunInfo]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     lacking = SECONDARY if console.width < ROOMY else ()
-    rows = [_cells(info) for info in found]
+    rows = [_cells(info) for info in infos]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in rows[0]:
         if name in ("run", "task"):
@@ -185,8 +185,8 @@ def _cells(info: RunInfo) -> dict[str, str | Text]:
     }
 
 
-def _show_resume(found: list[RunInfo]) -> None:
-    commands = [info.resume for info in found if info.resume]
+def _show_resume(infos: list[RunInfo]) -> None:
+    commands = [info.resume for info in infos if info.resume]
     if commands:
         print("\nto resume:")
     for command in commands:
@@ -198,8 +198,8 @@ def _points(gain: float | None) -> str:
 
 
 def _tasks(info: RunInfo) -> str:
-    listed = " ".join(info.tasks) or NOTHING
-    return listed if len(info.tasks) <= 2 else f"{len(info.tasks)} tasks"
+    names = " ".join(info.tasks) or NOTHING
+    return names if len(info.tasks) <= 2 else f"{len(info.tasks)} tasks"
 
 
 def _moment(seconds: float) -> str:

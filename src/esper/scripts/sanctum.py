@@ -25,15 +25,15 @@ class SanctumArguments:
 
 def sanctum(arguments: list[str]) -> int:
     """Watch a run on the terminal, live or finished."""
-    given = parse(SanctumArguments, "esper sanctum", arguments)
+    options = parse(SanctumArguments, "esper sanctum", arguments)
     require("tui", "sanctum")
     # Imported here: training, which may open Sanctum, needs no library that draws.
     from esper.karn.sanctum.app import Sanctum
 
-    run = find_run(given.run)
+    run = find_run(options.run)
     if not is_terminal():
         raise UsageError("sanctum: needs a terminal; esper report writes a page instead")
-    Sanctum(run, given.light, given.owner).run()
+    Sanctum(run, options.light, options.owner).run()
     return 0
 
 

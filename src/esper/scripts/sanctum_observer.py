@@ -45,7 +45,7 @@ class Terminal:
         self._modes = termios.tcgetattr(0)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        self._own = [os.dup(1), os.dup(2)]
+        self._outputs = [os.dup(1), os.dup(2)]
         with self.log.open("ab") as log:
             self._begin = log.tell()
             command = [sys.executable, "-m", "esper.scripts.sanctum", str(run)]
@@ -78,18 +78,18 @@ class Terminal:
         status = self.process.wait()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        for stream, own in zip((1, 2), self._own, strict=True):
-            os.dup2(own, stream)
-            os.close(own)
+        for stream, output in zip((1, 2), self._outputs, strict=True):
+            os.dup2(output, stream)
+            os.close(output)
         try:
             termios.tcsetattr(0, termios.TCSANOW, self._modes)
             if status:
                 os.write(2, _PLAIN_SCREEN.encode())
                 notice(f"sanctum: ended with status {status}")
-            printed = self.log.stat().st_size > self._begin
+            has_output = self.log.stat().st_size > self._begin
         except (OSError, termios.error):
             return  # the terminal, or the run directory, no longer exists
-        if printed:
+        if has_output:
             notice(f"output while Sanctum was open: {self.log}")
 
 
@@ -108,7 +108,7 @@ class SanctumObserver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.terminal is not None and self.terminal.in_use:
             self.terminal.restore()
 

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import find_part, part
 from esper.runtime.plugins import load
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
@@ -20,7 +21,7 @@ from esper.scripts.flags import parse
 ROOMY = 120
 """Minimum columns of a terminal for tables; narrower terminals and files get lines."""
 
-COMPARED = Range(2, 1024)
+COUNTS = Range(2, 1024)
 """Range of --groups and --group-size: the diagnosis compares groups and members of a group."""
 
 TITLES = {
@@ -55,9 +56,9 @@ class TasksArguments:
     --describe."""
     reward: Reward = "paired"
     """Reward that --describe measures."""
-    groups: int = setting(8, COMPARED)
+    groups: int = setting(8, COUNTS)
     """Number of hosts for --describe, each with its own data."""
-    group_size: int = setting(8, COMPARED)
+    group_size: int = setting(8, COUNTS)
     """Environments per host for --describe, each with its own stream of random actions."""
 
 
@@ -67,24 +68,41 @@ def tasks(arguments: list[str]) -> int:
         return check(arguments[1:])
     if arguments[:1] == ["fetch"]:
         return fetch(arguments[1:])
-    given = parse(TasksArguments, "esper tasks", arguments)
-    for path in given.plugin:
+    options = parse(TasksArguments, "esper tasks", arguments)
+    for path in options.plugin:
         load(path)
-    if given.describe:
-        status: int = part("describe", "describe")(Console(), given)
-        return status
+    if options.describe:
+        return _describe(options)
     read_worth = find_part("worth") or dict
-    names = given.names or (*TASKS, *FAMILIES)
+    names = options.names or (*TASKS, *FAMILIES)
     suites = {suite: family for family in FAMILIES for suite in (family, f"{family}_held_out")}
     families = [FAMILIES[name] for name in dict.fromkeys(suites[n] for n in names if n in suites)]
-    chosen = [name for name in names if name not in suites]
-    show(Console(), find_all(chosen) if chosen else (), read_worth(), families)
+    names_of_tasks = [name for name in names if name not in suites]
+    show(Console(), find_all(names_of_tasks) if names_of_tasks else (), read_worth(), families)
     return 0
+
+
+def _describe(options: TasksArguments) -> int:
+    """Print the diagnosis of the tasks behind ``--describe``.
+
+    Raises:
+        UsageError: a task or a setting is wrong.
+    """
+    if options.names:
+        raise UsageError(
+            f"describe: {options.names[0]} comes before --describe; name tasks after it"
+        )
+    tasks = [
+        task.in_directory(Path(options.data_dir)).with_split(options.split_seed)
+        for task in find_all(options.describe)
+    ]
+    status: int = part("describe", "describe")(Console(), tasks, options)
+    return status
 
 
 def show(
     console: Console,
-    chosen: tuple[Task, ...],
+    tasks: tuple[Task, ...],
     worth: dict[str, Any],
     families: Sequence[Family] = (),
 ) -> None:
@@ -92,11 +110,11 @@ def show(
     in_suites = {name for members in SUITES.values() for name in members}
     sections = {
         f"{suite}: {TITLES[suite]}" if suite in TITLES else suite: [
-            task for task in chosen if task.name in members
+            task for task in tasks if task.name in members
         ]
         for suite, members in SUITES.items()
     }
-    sections["others"] = [task for task in chosen if task.name not in in_suites]
+    sections["others"] = [task for task in tasks if task.name not in in_suites]
     roomy = console.is_terminal and console.width >= ROOMY
     for title, members in sections.items():
         if members and roomy:
@@ -191,10 +209,10 @@ def _drift(task: Task) -> list[str]:
 def _worth(task: Task, worth: dict[str, Any]) -> str:
     if task.name not in worth:
         return "not measured"
-    found = worth[task.name]
-    mean, low, high = found.gain
+    entry = worth[task.name]
+    mean, low, high = entry.gain
     interval = f"[{low:+.1f}, {high:+.1f}]"
-    return f"{mean:+.1f} points {interval}, val. {found.validation_gain:+.1f}: {found.schedule}"
+    return f"{mean:+.1f} points {interval}, val. {entry.validation_gain:+.1f}: {entry.schedule}"
 
 
 def _instead(task: Task, worth: dict[str, Any]) -> list[str]:

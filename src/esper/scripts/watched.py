@@ -20,26 +20,26 @@ from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
     """Start a new run, shown in Sanctum if ``sanctum`` is true; return its exit status."""
-    return _watched(lambda observer: run_training(config, policy, observer=observer), sanctum)
+    return _watch(lambda observer: run_training(config, policy, observer=observer), sanctum)
 
 
-def resume(run: Path, given: dict[str, Any], sanctum: bool, trust: bool) -> int:
-    """Resume a run with the settings ``given`` for the resume; return its exit status.
+def resume(run: Path, changes: dict[str, Any], sanctum: bool, trust: bool) -> int:
+    """Resume a run with the settings ``changes`` for the resume; return its exit status.
 
     Raises:
         UsageError: the run names code that would be executed, and ``trust`` is false; see
             ``resume_ppo`` for others.
     """
     if not trust:
-        _check_code(run, given)
-    return _watched(lambda observer: resume_ppo(run, given, observer), sanctum)
+        _check_code(run, changes)
+    return _watch(lambda observer: resume_ppo(run, changes, observer), sanctum)
 
 
-def _check_code(run: Path, given: dict[str, Any]) -> None:
+def _check_code(run: Path, changes: dict[str, Any]) -> None:
     """Refuse to execute code that only a run directory names, which may come from elsewhere."""
-    stored, _ = stored_config(run)
-    gym, plugins = stored.gymnasium.gym, stored.world.plugin
-    if plugins and "plugin" not in given:
+    config, _ = stored_config(run)
+    gym, plugins = config.gymnasium.gym, config.world.plugin
+    if plugins and "plugin" not in changes:
         names = " ".join(plugins)
         raise UsageError(
             f"plugin: {run} names {shown(names)}, and resuming executes it; give --plugin FILE "
@@ -52,7 +52,7 @@ def _check_code(run: Path, given: dict[str, Any]) -> None:
         )
 
 
-def _watched(run: Callable[[SanctumObserver], RunSummary], sanctum: bool) -> int:
+def _watch(run: Callable[[SanctumObserver], RunSummary], sanctum: bool) -> int:
     """Show progress during the run, then print the table and write the report."""
     outlive_output()
     if sanctum:

@@ -9,7 +9,7 @@ from torch import nn
 
 pytest.importorskip("textual_plotext", reason="Sanctum is not installed")
 
-from esper.karn.sanctum.heads import ROWS
+from esper.karn.sanctum.policy_page import ROWS
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.vectorized import train_ppo_vectorized
 from karn.sanctum.screen import shown

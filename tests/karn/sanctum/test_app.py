@@ -9,8 +9,8 @@ import pytest
 from textual.pilot import Pilot
 
 from esper.karn.sanctum.app import PAGES, Sanctum
-from esper.karn.sanctum.heads import ROWS
 from esper.karn.sanctum.help import KEYS
+from esper.karn.sanctum.policy_page import ROWS
 from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
 from karn.sanctum.events import a_round, finished, outcome, snapshot, started, step, update, write
@@ -256,7 +256,7 @@ def test_the_gain_is_on_test_with_validation_beside_it_once_an_episode_is_over(
     assert "gain" not in "\n".join(shown(run)[3:])
     assert "lead" in "\n".join(shown(run, "3"))
     write(run, [started(), *a_round(1)[:-1], told])
-    assert "round 1: gain +37.5  on validation +10.0" in "\n".join(shown(run))
+    assert "round 1: gain +37.5  val. difference +10.0" in "\n".join(shown(run))
     assert "gain +25.0 (val. +10.0)" in "\n".join(shown(run, "3"))
     best = [line.split()[:4] for line in shown(run, "5") if re.match(r" +\+", line)]
     assert best == [
@@ -267,7 +267,7 @@ def test_the_gain_is_on_test_with_validation_beside_it_once_an_episode_is_over(
 
 
 def test_an_older_run_shows_a_dash_for_the_gain() -> None:
-    assert re.search(r"gain -  on validation [+-]\d", "\n".join(shown(RECORDED / "old_schema")))
+    assert re.search(r"gain -  val. difference [+-]\d", "\n".join(shown(RECORDED / "old_schema")))
     board = "\n".join(shown(RECORDED / "old_schema", "5"))
     assert re.search(r"^ +- +[+-]\d+\.\d +\d", board, re.MULTILINE)
 

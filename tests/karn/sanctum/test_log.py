@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.karn.sanctum.log import LOCATED, EventLog
+from esper.karn.sanctum.log import LARGE_KINDS, EventLog
 from esper.karn.sanctum.snapshot import Moment
 from esper.leyline.events import (
     EpisodeOutcome,
@@ -32,7 +32,7 @@ def test_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     assert not log.poll()
     assert not log.behind
     assert log.index.lines == 0
-    assert log.modified() is None
+    assert log.last_change() is None
 
 
 def test_every_recorded_event_is_found_as_written_in_the_file() -> None:
@@ -40,8 +40,8 @@ def test_every_recorded_event_is_found_as_written_in_the_file() -> None:
         log = read_all(EventLog(RECORDED / kind))
         lines = (RECORDED / kind / "events.jsonl").read_bytes().splitlines(keepends=True)
         whole = [decode(line) for line in lines if line.endswith(b"\n")]
-        for wanted in LOCATED:
-            found = [log.read(place) for place in log.index.places[wanted]]
+        for wanted in LARGE_KINDS:
+            found = [log.read(place) for place in log.index.locations[wanted]]
             assert found == [event for event in whole if isinstance(event, wanted)]
         for wanted in (TrainingStarted, EpisodeOutcome):
             assert log.index.until(wanted) == [e for e in whole if isinstance(e, wanted)]
@@ -73,11 +73,11 @@ def test_corrupt_and_unknown_lines_are_counted_and_skipped(tmp_path: Path) -> No
 def test_a_truncated_file_is_read_again(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1), step(2, 1), step(2, 2)])
     log = read_all(EventLog(run))
-    assert len(log.index.places[EpochCompleted]) == 6
+    assert len(log.index.locations[EpochCompleted]) == 6
     write(run, [started(), *a_round(1), started(time=5.0)])
     assert log.poll()
     assert log.resets == 1
-    assert len(log.index.places[EpochCompleted]) == 4
+    assert len(log.index.locations[EpochCompleted]) == 4
 
 
 def test_a_truncated_file_that_has_grown_longer_is_read_again(tmp_path: Path) -> None:
@@ -103,11 +103,11 @@ def test_reading_in_pieces_gives_the_same_index(limit: int, seed: int) -> None:
     events = (RECORDED / "interrupted" / "events.jsonl").read_bytes()
     whole = read_all(EventLog(RECORDED / "interrupted"))
     with tempfile.TemporaryDirectory() as folder:
-        run, written = Path(folder), 0
+        run, number_text = Path(folder), 0
         log = EventLog(run)
-        while written < len(events):
-            written += order.randrange(1, 30_000)
-            (run / "events.jsonl").write_bytes(events[:written])
+        while number_text < len(events):
+            number_text += order.randrange(1, 30_000)
+            (run / "events.jsonl").write_bytes(events[:number_text])
             read_all(log, limit)
         assert log.index == whole.index
         assert log.resets == 0

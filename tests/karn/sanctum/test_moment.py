@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.sanctum.anomaly_page import _summary
-from esper.karn.sanctum.feed import feed
+from esper.karn.sanctum.anomaly_page import _summary, summary
 from esper.karn.sanctum.log import EventLog
+from esper.karn.sanctum.overview_page import feed
 from esper.karn.sanctum.palette import DARK
-from esper.karn.sanctum.playhead import SPEEDS, Playhead
-from esper.karn.sanctum.troubles import summary
+from esper.karn.sanctum.snapshot import SPEEDS, Playhead
 from esper.leyline.events import (
     AnomalyDetected,
     EpisodeStarted,
@@ -135,7 +134,7 @@ def test_a_replay_of_an_empty_run_does_nothing(tmp_path: Path) -> None:
     playhead.show(4)
     assert playhead.live
     assert playhead.moment().step is None
-    assert not playhead.log.index.places[EpochCompleted]
+    assert not playhead.log.index.locations[EpochCompleted]
 
 
 def test_the_feed_names_the_slot_of_the_task_that_was_played_in_that_round(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from esper.karn.sanctum.formatting import compact, duration, gauge, sparkline, trend, written
-from esper.karn.sanctum.heads import ROWS, State, heads
+from esper.karn.sanctum.formatting import compact, duration, gauge, number_text, sparkline, trend
 from esper.karn.sanctum.palette import DARK, GLYPHS, LIGHT
-from esper.karn.sanctum.rows import FILTERS, SORTS, Row, Status, arranged
+from esper.karn.sanctum.policy_page import ROWS, State, heads
+from esper.karn.sanctum.rows import FILTERS, SORTS, Row, Status, arrange
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.stages import Stage
@@ -23,7 +23,7 @@ MIN_NORM, MIN_ENTROPY = Thresholds().gradient_vanishing, Thresholds().entropy_co
     [(None, "missing"), ("NaN", "NaN"), ("Infinity", "Inf"), ("-Infinity", "-Inf"), (0.0, "0.000")],
 )
 def test_missing_and_non_finite_values_are_never_written_as_numbers(value: Any, shown: str) -> None:
-    assert written(value) == shown
+    assert number_text(value) == shown
     if value != 0.0:
         assert compact(value) == shown
 
@@ -96,7 +96,7 @@ def test_every_head_and_the_critic_have_a_row() -> None:
 ROW = Row(
     environment=3, task="digits", accuracy=0.5, twin=0.45, loss=1.0, reward=0.1,
     stages=[Stage.DORMANT, Stage.TRAINING], blueprints=["noop", "conv_heavy"], op="wait",
-    success=True, added=0, rolled_back=False,
+    success=True, added_parameters=0, rolled_back=False,
 )  # fmt: skip
 
 
@@ -108,7 +108,7 @@ ROW = Row(
         ({"rolled_back": True, "accuracy": 0.1}, Status.ROLLED_BACK),
         ({"accuracy": 0.40}, Status.BEHIND),
         ({}, Status.GROWING),
-        ({"stages": [Stage.FOSSILISED, Stage.DORMANT], "added": 9}, Status.GROWN),
+        ({"stages": [Stage.FOSSILISED, Stage.DORMANT], "added_parameters": 9}, Status.GROWN),
         ({"stages": [Stage.DORMANT, Stage.EMBARGOED]}, Status.PLAIN),
     ],
 )
@@ -118,7 +118,7 @@ def test_the_status_of_an_environment(changes: dict[str, Any], status: Status) -
 
 def test_sorting_and_filtering() -> None:
     rows = [
-        replace(ROW, environment=i, accuracy=a, added=n, stages=s)
+        replace(ROW, environment=i, accuracy=a, added_parameters=n, stages=s)
         for i, (a, n, s) in enumerate(
             [
                 (0.5, 0, [Stage.DORMANT, Stage.TRAINING]),
@@ -130,7 +130,7 @@ def test_sorting_and_filtering() -> None:
     ]
 
     def order(sort: str, reverse: bool = False, keep: str = "all", words: str = "") -> list[int]:
-        return [row.environment for row in arranged(rows, sort, reverse, keep, words)]
+        return [row.environment for row in arrange(rows, sort, reverse, keep, words)]
 
     assert order("env") == [0, 1, 2, 3]
     assert order("lead") == [3, 1, 0, 2]

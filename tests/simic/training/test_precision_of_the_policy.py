@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.karn.report.gather import gather
+from esper.karn.report.gather import RunData
 from esper.karn.report.tables import summary
 from esper.karn.sanctum.header import _identity
 from esper.karn.sanctum.log import EventLog
@@ -78,7 +78,7 @@ def test_a_policy_in_half_precision_is_not_called_float32(tmp_path: Path) -> Non
     )
     assert (started.amp_policy_dtype, snapshot.amp_policy_dtype) == ("bfloat16", "bfloat16")
     assert (snapshot.amp_policy, snapshot.amp_dtype) == (True, None)
-    assert "float32, policy bfloat16" in summary(gather(run))
+    assert "float32, policy bfloat16" in summary(RunData(run))
     log = EventLog(run)
     while log.poll():
         pass

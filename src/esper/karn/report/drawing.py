@@ -23,7 +23,7 @@ NARROW, WIDE = 4.6, 9.6
 """Widths of a figure in inches: half a row of the page, or all of it."""
 
 INK, MUTED, GRID, SURFACE = "#010101", "#020202", "#030303", "#040404"
-"""Placeholders for the page's colours; ``_themed`` replaces them with CSS variables."""
+"""Placeholders for the page's colours; ``_with_theme`` replaces them with CSS variables."""
 
 SERIES = tuple(f"#0500{i:02x}" for i in range(8))
 """Placeholders for the colours of runs, tasks or curves."""
@@ -129,20 +129,20 @@ def panels(
     """
     columns = min(2, count)
     rows = -(-count // columns)
-    whole = height * rows + 0.35
-    figure = new_figure(NARROW, whole)
+    total = height * rows + 0.35
+    figure = new_figure(NARROW, total)
     between = 0.12 if sharey else 0.6
     room = (NARROW - 0.86 - between * (columns - 1)) / columns
     figure.subplots_adjust(
-        top=1 - 0.3 / whole, wspace=between / room, hspace=0.42 / (height - 0.42)
+        top=1 - 0.3 / total, wspace=between / room, hspace=0.42 / (height - 0.42)
     )
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=sharey)
-    for place, axes in np.ndenumerate(grid):
-        number = place[0] * columns + place[1]
+    for cell, axes in np.ndenumerate(grid):
+        number = cell[0] * columns + cell[1]
         if number >= count:
             axes.remove()
             continue
-        if place[1] == 0 and ylabel:
+        if cell[1] == 0 and ylabel:
             axes.set_ylabel(ylabel)
         if number + columns >= count:
             axes.set_xlabel("round")
@@ -183,26 +183,26 @@ def guide(artist: Artist) -> Artist:
 
 def legend(figure: Figure) -> None:
     """Add one legend above all axes with each label once, if any artist has a label."""
-    found = {
+    handles = {
         label: handle
         for axes in figure.axes
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    if not found:
+    if not handles:
         return
-    longest = max(map(len, found))
+    longest = max(map(len, handles))
     columns = max(1, int(figure.get_figwidth() / (0.55 + 0.065 * longest)))
-    room = 0.17 * -(-len(found) // columns) + 0.08
+    room = 0.17 * -(-len(handles) // columns) + 0.08
     pars, height = figure.subplotpars, figure.get_figheight()
     figure.set_figheight(height + room)
     scale = height / (height + room)
     figure.subplots_adjust(top=pars.top * scale, bottom=pars.bottom * scale)
     figure.legend(
-        list(found.values()),
-        list(found),
+        list(handles.values()),
+        list(handles),
         loc="upper left",
         bbox_to_anchor=(0, 1),
-        ncols=min(columns, len(found)),
+        ncols=min(columns, len(handles)),
         borderaxespad=0.1,
     )
 
@@ -212,17 +212,17 @@ def standalone(drawing: str) -> str:
     page = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
     colours = re.search(r"^:root \{.*?^\}\n@media.*?^\}\n", page, re.MULTILINE | re.DOTALL)
     assert colours is not None
-    opening, rest = drawing.split(">", 1)
+    opening, content = drawing.split(">", 1)
     ground = '<rect width="100%" height="100%" style="fill: var(--page)"/>'
-    return f"{opening}><style>{colours[0]}</style>{ground}{rest}"
+    return f"{opening}><style>{colours[0]}</style>{ground}{content}"
 
 
-def _drawn(axes: Axes) -> list[Artist]:
+def _artists(axes: Axes) -> list[Artist]:
     return [*axes.lines, *axes.collections, *axes.patches]
 
 
 def _data(axes: Axes) -> list[Artist]:
-    return [artist for artist in _drawn(axes) if artist.get_gid() != "guide"]
+    return [artist for artist in _artists(axes) if artist.get_gid() != "guide"]
 
 
 def _is_drawn(artist: Artist) -> bool:
@@ -243,7 +243,7 @@ def _svg(figure: Figure, title: str, description: str) -> str:
 
     Artists that hold data are groups whose id contains ``--data-``.
     """
-    for index, artist in enumerate(a for axes in figure.axes for a in _drawn(axes)):
+    for index, artist in enumerate(a for axes in figure.axes for a in _artists(axes)):
         artist.set_gid(f"{artist.get_gid() or 'data'}-{index}")
     buffer = io.StringIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -258,14 +258,16 @@ def _svg(figure: Figure, title: str, description: str) -> str:
         f'<title id="{prefix}--title">{escape(title, quote=False)}</title>'
         f'<desc id="{prefix}--description">{escape(description, quote=False)}</desc>'
     )
-    opening, rest = drawing.split(">", 1)
-    return f'{_themed(opening)} role="img" aria-labelledby="{labels}">{head}{_themed(rest)}'
+    opening, content = drawing.split(">", 1)
+    return (
+        f'{_with_theme(opening)} role="img" aria-labelledby="{labels}">{head}{_with_theme(content)}'
+    )
 
 
-def _themed(drawing: str) -> str:
+def _with_theme(drawing: str) -> str:
     """Replace the placeholder colours of a drawing with the page's CSS variables."""
     return re.sub(
         r"#[0-9a-f]{6}\b",
-        lambda found: f"var(--{_VARIABLES[found[0]]})" if found[0] in _VARIABLES else found[0],
+        lambda match: f"var(--{_VARIABLES[match[0]]})" if match[0] in _VARIABLES else match[0],
         drawing,
     )

@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.karn.final_figures import FIGURES
 from esper.karn.intervals import Floats
 from esper.karn.report.lives import LifeBook
-from esper.karn.runs import RunInfo, inspect, stored
+from esper.karn.runs import config_of, inspect
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnalyticsSnapshot,
@@ -29,24 +29,7 @@ from esper.leyline.events import (
     to_floats,
 )
 from esper.leyline.events.reader import EventReader
-
-OUTCOMES = (
-    "gain",
-    "validation_gain",
-    "test_accuracy",
-    "twin_test_accuracy",
-    "accuracy",
-    "twin_accuracy",
-    "episode_return",
-    "added_parameters",
-    "germinated",
-    "fossilised",
-    "pruned",
-    "rolled_back",
-)
-"""Outcomes that are kept per round and environment. Those on the test split are NaN where
-the run did not record them (before schema 4)."""
-
+from esper.leyline.notices import escaped
 
 _KINDS = (
     AnalyticsSnapshot,
@@ -71,9 +54,13 @@ class Episode:
     twin: Floats
 
 
-@dataclass(slots=True)
 class RunData:
-    """The data of a report on a run with R rounds, N environments and U updates.
+    """The data of a report on a run, live or ended, with R rounds, N environments and U updates.
+
+    Results of a repeated round replace the earlier ones.
+
+    Args:
+        run: the run directory.
 
     Attributes:
         label: name of the run in figures and tables.
@@ -82,13 +69,14 @@ class RunData:
         started: start event of the last training process.
         processes: number of training processes: 1 plus the number of resumes.
         rounds: numbers of the completed rounds, ``[R]``.
-        outcomes: by name in ``OUTCOMES``, ``[R, N]``.
+        outcomes: by name in ``FIGURES``, ``[R, N]``; those on the test split are NaN where the run
+            did not record them (before schema 4).
         tasks: the task of each environment, ``[R, N]``.
         updates: round of each update, ``[U]``.
         metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
         missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3, a missing
             gradient was recorded as NaN.
-        timed: numbers of the rounds that were timed, ``[R']``.
+        timed_rounds: numbers of the rounds that were timed, ``[R']``.
         speed: environment steps per second in those rounds, ``[R']``.
         seconds: wall time of rollout and update in those rounds, each ``[R']``.
         lives: lives of the seeds.
@@ -98,29 +86,91 @@ class RunData:
         failure: why the last process failed; None where it recorded no reason.
         episode: accuracy per step of the last completed round; None where steps were not recorded.
         unreadable: number of unreadable lines.
+
+    Raises:
+        UsageError: ``run`` has no events, or no start event.
     """
 
-    label: str
-    info: RunInfo
-    config: dict[str, Any]
-    started: TrainingStarted
-    processes: int
-    rounds: Floats
-    outcomes: dict[str, Floats]
-    tasks: NDArray[np.str_]
-    updates: Floats
-    metrics: dict[str, Floats]
-    missing: dict[str, NDArray[np.bool_]]
-    timed: Floats
-    speed: Floats
-    seconds: tuple[Floats, Floats]
-    lives: LifeBook
-    rollbacks: Counter[tuple[int, str]]
-    anomalies: list[AnomalyDetected]
-    dropped: int
-    failure: str | None
-    episode: Episode | None
-    unreadable: int
+    def __init__(self, run: Path):
+        self.dropped_steps = self.unreadable = 0
+        self.failure: str | None = None
+        self.lives = LifeBook()
+        self.rollbacks: Counter[tuple[int, str]] = Counter()
+        self.anomalies: list[AnomalyDetected] = []
+        self._starts: list[TrainingStarted] = []
+        self._outcomes: dict[int, tuple[Floats, NDArray[np.str_]]] = {}
+        self._updates: dict[int, PPOUpdateCompleted] = {}
+        self._snapshots: dict[int, AnalyticsSnapshot] = {}
+        self._read(run)
+        if not self._starts:
+            raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
+        self.started, self.processes = self._starts[-1], len(self._starts)
+        self.label, self.info, self.config = _label(run), inspect(run), config_of(run)
+        self.episode = _last_episode(run)
+        self._set_rounds()
+        self._set_updates()
+
+    def _read(self, run: Path) -> None:
+        """Read all events but those of steps."""
+        reader = EventReader(run, *_KINDS, check=True)
+        for _, event in reader:
+            try:
+                self._add(event)
+            except (ArithmeticError, LookupError, TypeError, ValueError):
+                self.unreadable += 1  # as an environment that the run does not have
+        self.unreadable += reader.unreadable
+
+    def _add(self, event: Event) -> None:
+        match event:
+            case SeedStageChanged():
+                self.lives.change(event)
+            case EpisodeOutcome():
+                self._outcomes[event.round] = _outcomes(event), np.array(event.task, dtype=str)
+                self.lives.end_round(event.round, event.task)
+            case PPOUpdateCompleted():
+                self._updates[event.round] = event
+            case AnalyticsSnapshot():
+                self._snapshots[event.round] = event
+            case GovernorRollback():
+                self.rollbacks.update((event.round, reason) for reason in event.reason)
+            case AnomalyDetected():
+                self.anomalies.append(event)
+            case TelemetryDropped():
+                self.dropped_steps += event.steps
+            case TrainingFinished():
+                self.failure = event.message
+            case TrainingStarted():
+                self._starts.append(event)
+                self.failure = None
+                self.lives.begin_round()
+
+    def _set_rounds(self) -> None:
+        # Rounds with another number of environments are from another run, or damaged.
+        rounds = [
+            (number, *values)
+            for number, values in sorted(self._outcomes.items())
+            if values[0].shape[1] == self.started.envs
+        ]
+        nothing = np.empty((0, len(FIGURES), 0))
+        table = np.stack([figures for _, figures, _ in rounds]) if rounds else nothing
+        self.rounds = np.array([number for number, _, _ in rounds], dtype=float)
+        self.outcomes = dict(zip(FIGURES, table.transpose(1, 0, 2), strict=True))
+        self.tasks = np.array([tasks for _, _, tasks in rounds], dtype=str)
+        timed_rounds = [self._snapshots[number] for number in sorted(self._snapshots)]
+        self.timed_rounds = np.array([float(s.round) for s in timed_rounds])
+        self.speed = _column([s.environment_steps_per_second for s in timed_rounds])
+        self.seconds = (
+            _column([s.rollout_seconds for s in timed_rounds]),
+            _column([s.update_seconds for s in timed_rounds]),
+        )
+
+    def _set_updates(self) -> None:
+        updates = [self._updates[number] for number in sorted(self._updates)]
+        names = dict.fromkeys(name for update in updates for name in update.metrics)
+        values = {name: [update.metrics.get(name) for update in updates] for name in names}
+        self.updates = np.array([float(update.round) for update in updates])
+        self.metrics = {name: _column(column) for name, column in values.items()}
+        self.missing = {n: np.array([v is None for v in values[n]], dtype=bool) for n in names}
 
     @property
     def task_names(self) -> list[str]:
@@ -128,103 +178,9 @@ class RunData:
         return self.started.tasks
 
 
-@dataclass(slots=True)
-class _Pass:
-    """Data of the events read so far. Results of a repeated round replace the earlier ones."""
-
-    starts: list[TrainingStarted] = field(default_factory=list)
-    outcomes: dict[int, Floats] = field(default_factory=dict)
-    tasks: dict[int, NDArray[np.str_]] = field(default_factory=dict)
-    updates: dict[int, PPOUpdateCompleted] = field(default_factory=dict)
-    snapshots: dict[int, AnalyticsSnapshot] = field(default_factory=dict)
-    rollbacks: Counter[tuple[int, str]] = field(default_factory=Counter)
-    anomalies: list[AnomalyDetected] = field(default_factory=list)
-    dropped: int = 0
-    failure: str | None = None
-    lives: LifeBook = field(default_factory=LifeBook)
-
-    def take(self, event: Event) -> None:
-        match event:
-            case SeedStageChanged():
-                self.lives.change(event)
-            case EpisodeOutcome():
-                self.outcomes[event.round] = _outcomes(event)
-                self.tasks[event.round] = np.array(event.task, dtype=str)
-                self.lives.end_round(event.round, event.task)
-            case PPOUpdateCompleted():
-                self.updates[event.round] = event
-            case AnalyticsSnapshot():
-                self.snapshots[event.round] = event
-            case GovernorRollback():
-                self.rollbacks.update((event.round, reason) for reason in event.reason)
-            case AnomalyDetected():
-                self.anomalies.append(event)
-            case TelemetryDropped():
-                self.dropped += event.steps
-            case TrainingFinished():
-                self.failure = event.message
-            case TrainingStarted():
-                self.starts.append(event)
-                self.failure = None
-                self.lives.begin_round()
-
-
-def gather(run: Path) -> RunData:
-    """Read a run, live or ended. Of the events of steps, only those of one round are kept.
-
-    Raises:
-        UsageError: ``run`` has no events, or no start event.
-    """
-    found, reader = _Pass(), EventReader(run, *_KINDS, check=True)
-    impossible = 0
-    for _, event in reader:
-        try:
-            found.take(event)
-        except (ArithmeticError, LookupError, TypeError, ValueError):
-            impossible += 1  # as an environment that the run does not have
-    if not found.starts:
-        raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
-    # Rounds with another number of environments are from another run, or damaged.
-    envs = found.starts[-1].envs
-    rounds = sorted(n for n, outcome in found.outcomes.items() if outcome.shape[1] == envs)
-    nothing = np.empty((0, len(OUTCOMES), 0))
-    table = np.stack([found.outcomes[number] for number in rounds]) if rounds else nothing
-    outcomes = dict(zip(OUTCOMES, table.transpose(1, 0, 2), strict=True))
-    updates = [found.updates[number] for number in sorted(found.updates)]
-    snapshots = [found.snapshots[number] for number in sorted(found.snapshots)]
-    names = dict.fromkeys(name for update in updates for name in update.metrics)
-    return RunData(
-        label=_label(run),
-        info=inspect(run),
-        config=stored(run),
-        started=found.starts[-1],
-        processes=len(found.starts),
-        rounds=np.array(rounds, dtype=float),
-        outcomes=outcomes,
-        tasks=np.array([found.tasks[number] for number in rounds], dtype=str),
-        updates=np.array([float(u.round) for u in updates]),
-        metrics={name: _column([u.metrics.get(name) for u in updates]) for name in names},
-        missing={n: np.array([u.metrics.get(n) is None for u in updates]) for n in names},
-        timed=np.array([float(s.round) for s in snapshots]),
-        speed=_column([s.environment_steps_per_second for s in snapshots]),
-        seconds=(
-            _column([s.rollout_seconds for s in snapshots]),
-            _column([s.update_seconds for s in snapshots]),
-        ),
-        lives=found.lives,
-        rollbacks=found.rollbacks,
-        anomalies=found.anomalies,
-        dropped=found.dropped,
-        failure=found.failure,
-        episode=_last_episode(run),
-        unreadable=reader.unreadable + impossible,
-    )
-
-
 def _label(run: Path) -> str:
     """The name of a run's directory in printable form."""
-    name = run.resolve().name
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    printable = escaped(run.resolve().name)
     # Matplotlib hides a curve whose label begins with an underscore.
     return f"run {printable}" if printable.startswith("_") else printable
 
@@ -241,21 +197,21 @@ def _last_episode(run: Path) -> Episode | None:
             steps.setdefault(event.step, event)
     if not steps:
         return None
-    ordered = [steps[number] for number in sorted(steps)]
+    epochs = [steps[number] for number in sorted(steps)]
     try:
         return Episode(
-            np.array([float(s.step) for s in ordered]),
-            _table([s.validation_accuracy for s in ordered]),
-            _table([s.twin_validation_accuracy for s in ordered]),
+            np.array([float(s.step) for s in epochs]),
+            _table([s.validation_accuracy for s in epochs]),
+            _table([s.twin_validation_accuracy for s in epochs]),
         )
     except ValueError:
         return None  # steps of different runs, or damaged ones
 
 
 def _outcomes(event: EpisodeOutcome) -> Floats:
-    """The values of ``OUTCOMES``, ``[len(OUTCOMES), N]``; NaN where one was not recorded."""
+    """The values of ``FIGURES``, ``[len(FIGURES), N]``; NaN where one was not recorded."""
     unknown = [np.nan] * len(event.task)
-    return _table([getattr(event, name) or unknown for name in OUTCOMES])
+    return _table([getattr(event, name) or unknown for name in FIGURES])
 
 
 def _table(rows: Sequence[Sequence[Number]]) -> Floats:

@@ -46,7 +46,7 @@ THICKNESS = {
 OUTCOME_COLOURS = dict(zip(SEED_OUTCOMES, (GOOD, SERIES[0], BAD, MUTED), strict=True))
 OUTCOME_MARKS = dict(zip(SEED_OUTCOMES, ("D", "o", "X", "v"), strict=True))
 
-Shown = list[tuple[int, SeedKey, int]]
+Entries = list[tuple[int, SeedKey, int]]
 """(row of the picture, key, number of such seeds)."""
 
 NOT_RECORDED = "Lives of seeds are recorded at --telemetry-level normal and above, not at minimal."
@@ -89,19 +89,19 @@ def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
     for key, count in seeds.items():
         kinds[_kind(run, key)] += count
     rows = [kind for kind, _ in kinds.most_common(MAX_KINDS)][::-1]
-    shown = [
+    entries = [
         (rows.index(kind), key, count)
         for key, count in seeds.items()
         if (kind := _kind(run, key)) in rows
     ]
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
-        _outcomes(title, span, shown, rows),
-        _steps(f"Germination step{suffix}", span, run, shown, max(seeds.values()), rows),
+        _outcomes(title, span, entries, rows),
+        _steps(f"Germination step{suffix}", span, run, entries, max(seeds.values()), rows),
     ]
 
 
-def _outcomes(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
+def _outcomes(title: str, span: str, entries: Entries, rows: list[str]) -> Picture:
     figure = new_figure(height=_height(rows), left=_label_width(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
@@ -109,8 +109,8 @@ def _outcomes(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
     before = np.zeros(len(rows))
     for outcome in SEED_OUTCOMES:
         counts = np.zeros(len(rows))
-        for place, key, count in shown:
-            counts[place] += count * (key.outcome == outcome)
+        for row, key, count in entries:
+            counts[row] += count * (key.outcome == outcome)
         some = np.flatnonzero(counts)
         if len(some):
             axes.barh(
@@ -129,7 +129,7 @@ def _outcomes(title: str, span: str, shown: Shown, rows: list[str]) -> Picture:
 
 
 def _steps(
-    title: str, span: str, run: RunData, shown: Shown, most: int, rows: list[str]
+    title: str, span: str, run: RunData, entries: Entries, most: int, rows: list[str]
 ) -> Picture:
     """Steps of germination; ``most`` is the number of seeds that gets the largest mark."""
     figure = new_figure(height=_height(rows), left=_label_width(rows))
@@ -138,13 +138,13 @@ def _steps(
     )
     axes.set(xlim=(0, run.started.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
     for outcome in SEED_OUTCOMES:
-        found = [(key.step, place, count) for place, key, count in shown if key.outcome == outcome]
-        if not found:
+        points = [(key.step, row, count) for row, key, count in entries if key.outcome == outcome]
+        if not points:
             continue
-        steps, places, counts = np.array(found, dtype=float).T
+        steps, heights, counts = np.array(points, dtype=float).T
         axes.scatter(
             steps,
-            places + 0.15 * (1 - SEED_OUTCOMES.index(outcome)),
+            heights + 0.15 * (1 - SEED_OUTCOMES.index(outcome)),
             s=12 + 110 * counts / most,
             marker=OUTCOME_MARKS[outcome],
             color=OUTCOME_COLOURS[outcome],
@@ -162,9 +162,9 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     title = f"Lives of seeds{_title_suffix(runs, run)}"
     if not run.lives.last:
         return missing(title, _why_no_lives(run))
-    shown = _lanes(run)
-    heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(shown))]
-    names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in shown]
+    lanes = _lanes(run)
+    heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(lanes))]
+    names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in lanes]
     figure = new_figure(WIDE, sum(heights) + 1.3, _label_width(names))
     figure.subplots_adjust(
         hspace=0.5 / (sum(heights) / len(heights)), top=1 - 0.3 / figure.get_figheight()
@@ -173,9 +173,9 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     middle = _median_environment(run)
     if run.episode is not None:
         _median_accuracy(grid[0, 0], run, middle)
-    _gantt(grid[-1, 0], run, shown, middle)
+    _gantt(grid[-1, 0], run, lanes, middle)
     grid[-1, 0].set_xlabel("step of the episode")
-    environments = len({environment for environment, _ in shown})
+    environments = len({environment for environment, _ in lanes})
     return picture(
         figure,
         title,
@@ -183,8 +183,8 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
         "lane per slot. Later stages have thicker bars. A diamond marks fossilisation; a cross "
         "marks pruning, by the policy or by a rollback."
         + (
-            f" Above: validation accuracy of environment {middle}, which has the median gain"
-            f"{'' if gain_of([run]) == 'gain' else ' on validation'}, and of its twin."
+            f" Above: validation accuracy of environment {middle}, which has the median "
+            f"{'gain' if gain_of([run]) == 'gain' else 'validation difference'}, and of its twin."
             if run.episode
             else ""
         ),
@@ -193,9 +193,9 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
 
 def _lanes(run: RunData) -> list[tuple[int, int]]:
     """The lanes to draw, (environment, slot): environments that fit, including the median."""
-    lived = Counter(life.environment for life in run.lives.last)
+    counts = Counter(life.environment for life in run.lives.last)
     middle = _median_environment(run)
-    order = sorted(lived, key=lambda environment: (environment != middle, environment))
+    order = sorted(counts, key=lambda environment: (environment != middle, environment))
     lanes: list[tuple[int, int]] = []
     for environment in order:
         slots = sorted({s.slot for s in run.lives.last if s.environment == environment})
@@ -208,37 +208,37 @@ def _lanes(run: RunData) -> list[tuple[int, int]]:
 def _median_environment(run: RunData) -> int:
     """The environment with the median gain among those in which a seed germinated.
 
-    Gain on validation if the run has no test scores.
+    The validation difference stands for the gain if the run has no test scores.
     """
-    lived = sorted({life.environment for life in run.lives.last})
-    gains = np.nan_to_num(run.outcomes[gain_of([run])][-1][lived], nan=-np.inf)
-    return lived[int(np.argsort(gains, kind="stable")[len(lived) // 2])]
+    environments = sorted({life.environment for life in run.lives.last})
+    gains = np.nan_to_num(run.outcomes[gain_of([run])][-1][environments], nan=-np.inf)
+    return environments[int(np.argsort(gains, kind="stable")[len(environments) // 2])]
 
 
 def _median_accuracy(axes: Axes, run: RunData, environment: int) -> None:
     assert run.episode is not None
-    steps, own = run.episode.steps, run.episode.grown[:, environment]
-    axes.plot(steps, 100 * own, color=SERIES[0])
+    steps, grown = run.episode.steps, run.episode.grown[:, environment]
+    axes.plot(steps, 100 * grown, color=SERIES[0])
     axes.plot(steps, 100 * run.episode.twin[:, environment], ":", color=MUTED)
     axes.set_ylabel("validation acc., %")
     axes.set_title(f"environment {environment}; dotted: its twin")
 
 
 def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) -> None:
-    place = {lane: len(lanes) - 1 - i for i, lane in enumerate(lanes)}
+    heights = {lane: len(lanes) - 1 - i for i, lane in enumerate(lanes)}
     last = run.started.episode_length
     for life in run.lives.last:
-        if (life.environment, life.slot) in place:
-            _bar(axes, life, place[life.environment, life.slot], last)
-    labels = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in place]
-    axes.set(yticks=list(place.values()), yticklabels=labels, ylim=(-0.7, len(lanes) - 0.3))
-    for text, (environment, _) in zip(axes.get_yticklabels(), place, strict=True):
+        if (life.environment, life.slot) in heights:
+            _bar(axes, life, heights[life.environment, life.slot], last)
+    labels = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in heights]
+    axes.set(yticks=list(heights.values()), yticklabels=labels, ylim=(-0.7, len(lanes) - 0.3))
+    for text, (environment, _) in zip(axes.get_yticklabels(), heights, strict=True):
         text.set_fontweight("bold" if environment == middle else "normal")
     axes.set_xlim(0, last + 1.5)
     axes.grid(axis="y", visible=False)
     for environment, slot in lanes:
-        if (environment, slot - 1) not in place and place[environment, slot] < len(lanes) - 1:
-            edge = place[environment, slot] + 0.5
+        if (environment, slot - 1) not in heights and heights[environment, slot] < len(lanes) - 1:
+            edge = heights[environment, slot] + 0.5
             guide(axes.axhline(edge, color=MUTED, linewidth=0.3))
     stages = [Patch(color=colour, label=name.lower()) for name, colour in STAGE_COLOURS.items()]
     axes.legend(handles=stages, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
@@ -251,13 +251,13 @@ def _bar(axes: Axes, life: SeedLife, lane: int, last: int) -> None:
         if stage in THICKNESS and until > begin:
             colour, thick = STAGE_COLOURS[stage], THICKNESS[stage]
             axes.barh(lane, until - begin, left=begin, height=thick, color=colour, linewidth=0)
-    kept = [step for step, stage in life.stages if stage == "FOSSILISED"]
-    if kept:
-        axes.plot(kept[-1], lane, "D", color=INK, markersize=3.5)
+    steps = [step for step, stage in life.stages if stage == "FOSSILISED"]
+    if steps:
+        axes.plot(steps[-1], lane, "D", color=INK, markersize=3.5)
     elif life.end is not None:
         axes.plot(life.end, lane, "X" if life.outcome == "pruned" else "v", color=BAD, markersize=5)
-    late = life.born > 0.85 * last
-    axes.annotate(life.blueprint, (life.born, lane), (-2 if late else 2, 0), fontsize=7,
+    late = life.birth > 0.85 * last
+    axes.annotate(life.blueprint, (life.birth, lane), (-2 if late else 2, 0), fontsize=7,
                   va="center", ha="right" if late else "left",
                   textcoords="offset points")  # fmt: skip
 

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from esper.karn.final_figures import FIGURES, last_tenth
 from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.report.blocks import block_size, blocks
 from esper.karn.report.drawing import (
@@ -28,37 +29,42 @@ MAX_DOTS = 800
 MAX_TASKS = 12
 
 NO_TEST = (
-    "This run has no test scores, which are recorded from schema 4 on; its gain on the validation "
-    "split is below."
+    "This run has no test scores, which are recorded from schema 4 on; its difference from the "
+    "twin on the validation split is below."
 )
+GAIN_TEXT = (
+    "Test utility (expected test accuracy minus the price of added parameters) minus that of the "
+    "never-grow twin, in points. The test split is measured once, after the last step of an "
+    "episode."
+)
+CURVES = (
+    (
+        "Validation difference",
+        "Validation utility minus that of the never-grow twin, in points. The policy is trained on "
+        "this split.",
+        "points",
+        "validation_gain",
+    ),
+    ("Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"),
+)
+"""Title, text, unit and figure of a curve over rounds."""
 INTERVAL = "Bands are 95 % intervals over groups of environments"
 NO_ROUND = "No round is complete yet."
 
 
 def learning_pictures(runs: list[RunData]) -> list[Picture]:
     """Return curves over rounds, the gain per task, and accuracy against parameters."""
-    whole = [run for run in runs if len(run.rounds)]
-    if not whole:
+    with_rounds = [run for run in runs if len(run.rounds)]
+    if not with_rounds:
         return [missing("Accuracy", NO_ROUND)]
     pictures = [
-        _accuracy(whole),
-        _gain(whole),
-        _curve(
-            whole,
-            "Gain on validation",
-            "Validation utility minus that of the never-grow twin, in points. The policy is "
-            "trained on this split.",
-            "points",
-            "validation_gain",
-            zero=True,
-        ),
-        _curve(
-            whole, "Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"
-        ),
+        _accuracy(with_rounds),
+        _gain(with_rounds),
+        *(_curve(with_rounds, *each) for each in CURVES),
     ]
-    if len(_tasks(whole)) > 1:
-        pictures.append(_gain_by_task(whole))
-    return [*pictures, _accuracy_against_parameters(whole)]
+    if len(_tasks(with_rounds)) > 1:
+        pictures.append(_gain_by_task(with_rounds))
+    return [*pictures, _accuracy_against_parameters(with_rounds)]
 
 
 def band(axes: Axes, rounds: Floats, values: Floats, group_size: int, **look: Any) -> None:
@@ -92,10 +98,10 @@ def whole_rounds(axes: Axes) -> None:
 
 def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
     """Return colour and dashes of a run among others, and its label where there are several."""
-    place = runs.index(run)
+    number = runs.index(run)
     return {
-        "color": SERIES[place % len(SERIES)],
-        "linestyle": DASHES[place % len(DASHES)],
+        "color": SERIES[number % len(SERIES)],
+        "linestyle": DASHES[number % len(DASHES)],
         "label": run.label if len(runs) > 1 else None,
     }
 
@@ -117,20 +123,13 @@ def _accuracy(runs: list[RunData]) -> Picture:
     if len(_tasks(runs)) > 1:
         text += " The bands include differences between tasks."
     missing_values = _left_out(runs, "accuracy", "twin_accuracy")
-    return picture(figure, "Accuracy", text + missing_values + _blocked(runs))
+    return picture(figure, "Accuracy", text + missing_values + _block_note(runs))
 
 
-def _curve(
-    runs: list[RunData],
-    title: str,
-    text: str,
-    unit: str,
-    outcome: str,
-    zero: bool = False,
-) -> Picture:
+def _curve(runs: list[RunData], title: str, text: str, unit: str, outcome: str) -> Picture:
     figure = new_figure(height=3.0)
     axes = figure.add_subplot(xlabel="round", ylabel=unit)
-    if zero:
+    if unit == "points":
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
         values = run.outcomes[outcome]
@@ -140,35 +139,31 @@ def _curve(
 
 
 def gain_of(runs: list[RunData]) -> str:
-    """Return the outcome that compares environments: the gain, else that on validation."""
-    tested = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
-    return "gain" if tested else "validation_gain"
+    """Return the outcome that compares environments: the gain, else the validation difference."""
+    has_test = any(np.isfinite(run.outcomes["gain"]).any() for run in runs)
+    return "gain" if has_test else "validation_gain"
 
 
 def _gain(runs: list[RunData]) -> Picture:
     title = "Gain over the twin"
     if gain_of(runs) != "gain":
         return missing(title, NO_TEST)
-    text = (
-        "Test utility (expected test accuracy minus rent) minus that of the never-grow twin, in "
-        "points. The test split is measured once, after the last step of an episode."
-    )
-    return _curve(runs, title, text, "points", "gain", zero=True)
+    return _curve(runs, title, GAIN_TEXT, "points", "gain")
 
 
 def _gain_by_task(runs: list[RunData]) -> Picture:
-    tasks, measured = _tasks(runs)[:MAX_TASKS], gain_of(runs)
-    figure, grid = panels(len(tasks), 2.0, "gain, points", sharey=True)
+    tasks, outcome = _tasks(runs)[:MAX_TASKS], gain_of(runs)
+    figure, grid = panels(len(tasks), 2.0, FIGURES[outcome].label, sharey=True)
     for axes, task in zip(grid, tasks, strict=True):
         axes.set_title(task)
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
         for run in runs:
-            gain = np.where(run.tasks == task, run.outcomes[measured], np.nan)
-            trained = np.isfinite(gain).any(1)
+            gain = np.where(run.tasks == task, run.outcomes[outcome], np.nan)
+            rows = np.isfinite(gain).any(1)
             band(
                 axes,
-                run.rounds[trained],
-                gain[trained],
+                run.rounds[rows],
+                gain[rows],
                 run.started.group_size,
                 **look_of(runs, run),
             )
@@ -177,8 +172,8 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
     note = f" Tasks that are only in the table: {more}." if more else ""
     return picture(
         figure,
-        "Gain by task",
-        f"{'Test' if measured == 'gain' else 'Validation'} utility minus the twin's, in points, in "
+        "Gain by task" if outcome == "gain" else "Validation difference by task",
+        f"{'Test' if outcome == 'gain' else 'Validation'} utility minus the twin's, in points, in "
         f"environments that trained on the task. {INTERVAL}.{note}",
     )
 
@@ -237,7 +232,7 @@ def _pair(runs: list[RunData], run: RunData) -> tuple[str, str, str, str | None]
 
 def final_rounds(run: RunData) -> slice:
     """Return the last tenth of the completed rounds, at least one."""
-    return slice(-max(1, -(-len(run.rounds) // 10)), None)
+    return slice(-last_tenth(len(run.rounds)), None)
 
 
 def _left_out(runs: list[RunData], *outcomes: str) -> str:
@@ -256,6 +251,6 @@ def _tasks(runs: list[RunData]) -> list[str]:
     return list(dict.fromkeys(task for run in runs for task in run.task_names))
 
 
-def _blocked(runs: list[RunData]) -> str:
+def _block_note(runs: list[RunData]) -> str:
     size = max(block_size(len(run.rounds)) for run in runs)
     return f" Each point is the mean of {size} rounds." if size > 1 else ""

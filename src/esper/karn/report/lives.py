@@ -10,7 +10,7 @@ SEED_OUTCOMES: Final = ("fossilised", "unfinished", "pruned", "rolled back")
 """How a seed ends: kept for good; alive when the episode ended; pruned, by the policy or by a
 rollback; removed, but never recorded as PRUNED."""
 
-_GONE: Final = {"PRUNED": "pruned", "DORMANT": "rolled back"}
+_ENDINGS: Final = {"PRUNED": "pruned", "DORMANT": "rolled back"}
 _AFTERWARDS: Final = ("EMBARGOED", "RESETTING")
 
 
@@ -35,7 +35,7 @@ class SeedLife:
     outcome: str = "unfinished"
 
     @property
-    def born(self) -> int:
+    def birth(self) -> int:
         """Step of germination."""
         return self.stages[0][0]
 
@@ -66,17 +66,17 @@ class LifeBook:
 
     def change(self, event: SeedStageChanged) -> None:
         """Record the stage changes of one step."""
-        places = zip(event.environment, event.slot, strict=True)
-        for place, blueprint, stage in zip(places, event.blueprint, event.stage, strict=True):
+        slots = zip(event.environment, event.slot, strict=True)
+        for slot, blueprint, stage in zip(slots, event.blueprint, event.stage, strict=True):
             if stage == "GERMINATED":
-                life = SeedLife(*place, blueprint, [(event.step, stage)])
-                self._living[place] = life
+                life = SeedLife(*slot, blueprint, [(event.step, stage)])
+                self._living[slot] = life
                 self._lives.append(life)
-            elif stage in _GONE and place in self._living:
-                life = self._living.pop(place)
-                life.end, life.outcome = event.step, _GONE[stage]
-            elif stage not in _AFTERWARDS and place in self._living:
-                self._living[place].stages.append((event.step, stage))
+            elif stage in _ENDINGS and slot in self._living:
+                life = self._living.pop(slot)
+                life.end, life.outcome = event.step, _ENDINGS[stage]
+            elif stage not in _AFTERWARDS and slot in self._living:
+                self._living[slot].stages.append((event.step, stage))
 
     def end_round(self, round_number: int, tasks: list[str]) -> None:
         """Count the seeds of a round that has ended; ``tasks`` has the task of each environment."""
@@ -84,7 +84,7 @@ class LifeBook:
             if life.stages[-1][1] == "FOSSILISED":
                 life.outcome = "fossilised"
         self.seed_counts[round_number] = Counter(
-            SeedKey(tasks[life.environment], life.slot, life.blueprint, life.born, life.outcome)
+            SeedKey(tasks[life.environment], life.slot, life.blueprint, life.birth, life.outcome)
             for life in self._lives
         )
         self.last = self._lives

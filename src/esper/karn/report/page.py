@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from esper.karn.report import tables
 from esper.karn.report.drawing import Picture, styled
-from esper.karn.report.gather import RunData, gather
+from esper.karn.report.gather import RunData
 from esper.karn.report.growth_figures import growth_pictures
 from esper.karn.report.learning_figures import learning_pictures
 from esper.karn.report.machine_figures import anomaly_pictures, throughput_pictures
@@ -43,7 +43,7 @@ def write_page(runs: Sequence[Path], target: Path) -> Path:
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(f"output: {target} is not a file in an existing directory; name another")
-    text = render([gather(run) for run in runs])
+    text = render([RunData(run) for run in runs])
     draft = target.with_name(f".{target.name}.draft")
     try:
         # A path on a command line may contain bytes that are not valid text.
@@ -114,8 +114,8 @@ def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
 def _ladders(run: RunData) -> Ladders:
     read = find_part("ladders")
     if read is not None:
-        found: Ladders = read(run.info.path, run.label)
-        return found
+        ladders: Ladders = read(run.info.path, run.label)
+        return ladders
     there = (run.info.path / LADDERS).is_dir()
     return [], [], [f"its evaluations are not shown, because {MISSING}"] if there else []
 
@@ -132,26 +132,28 @@ def _title(runs: list[RunData]) -> str:
     if len(runs) > 1:
         return f"{len(runs)} runs side by side"
     tasks = runs[0].task_names
-    named = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-    return f"{named}: {runs[0].started.policy}"
+    names = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
+    return f"{names}: {runs[0].started.policy}"
 
 
 def _notes(run: RunData, ladders: Ladders) -> list[str]:
     """Warnings above the figures, such as an incomplete run or missing events."""
     so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
-    notes = {
+    states = {
         "running": f"{run.label} is still running; the page shows it {so_far}",
         "interrupted": f"{run.label} was interrupted {so_far}",
         "failed": f"{run.label} failed {so_far}",
     }
-    found = [notes[run.info.status]] if run.info.status in notes else []
+    notes = [states[run.info.status]] if run.info.status in states else []
     if run.failure:
-        found.append(f"{run.label}: {run.failure}")
-    if run.dropped:
-        found.append(f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped}.")
+        notes.append(f"{run.label}: {run.failure}")
+    if run.dropped_steps:
+        notes.append(
+            f"{run.label}: telemetry could not keep up; steps dropped: {run.dropped_steps}."
+        )
     if run.unreadable:
-        found.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
-    found += [f"{run.label}: {line}." for line in ladders[2]]
+        notes.append(f"{run.label}: unreadable lines were skipped: {run.unreadable}.")
+    notes += [f"{run.label}: {line}." for line in ladders[2]]
     if not len(run.rounds):
-        found.append(f"{run.label} has not completed a round yet.")
-    return found
+        notes.append(f"{run.label} has not completed a round yet.")
+    return notes

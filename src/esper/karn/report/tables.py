@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.karn.final_figures import FIGURES, Figure
 from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.karn.report.gather import RunData
@@ -39,39 +40,11 @@ class Table:
     numeric: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SummaryRow:
-    """A row of the table of final means: label, outcome, number format and scale."""
-
-    name: str
-    outcome: str
-    form: str
-    scale: float = 1.0
-
-
-GAIN = SummaryRow("gain (test), points", "gain", "+.1f")
-VALIDATION_GAIN = SummaryRow("gain on validation, points", "validation_gain", "+.1f")
-ADDED = SummaryRow("parameters added", "added_parameters", ".0f")
-GERMINATED = SummaryRow("seeds germinated", "germinated", ".2f")
-FOSSILISED = SummaryRow("seeds fossilised", "fossilised", ".2f")
-ACCURACIES = (
-    SummaryRow("test accuracy grown, %", "test_accuracy", ".1f", 100),
-    SummaryRow("test accuracy of the twin, %", "twin_test_accuracy", ".1f", 100),
-    SummaryRow("validation accuracy grown, %", "accuracy", ".1f", 100),
-    SummaryRow("validation accuracy of the twin, %", "twin_accuracy", ".1f", 100),
+BY_TASK = (
+    *("gain", "validation_gain", "test_accuracy", "twin_test_accuracy", "accuracy"),
+    *("twin_accuracy", "added_parameters", "germinated", "fossilised"),
 )
-FINAL = (
-    GAIN,
-    VALIDATION_GAIN,
-    *ACCURACIES,
-    SummaryRow("return", "episode_return", "+.3f"),
-    ADDED,
-    GERMINATED,
-    FOSSILISED,
-    SummaryRow("seeds pruned", "pruned", ".2f"),
-    SummaryRow("rollbacks", "rolled_back", ".2f"),
-)
-"""Rows of the table of final means, over the last tenth of the rounds."""
+"""The figures in the tables by task."""
 
 
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
@@ -79,18 +52,21 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     length = (run.info.last_activity or 0) - (run.info.started or 0)
     steps = len(run.rounds) * run.started.envs * run.started.episode_length
     records = _records(run)
-    found = [
+    figures = [
         ("status", run.info.status),
         ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
         *([] if records else [("environment steps", f"{steps:,}")]),
         ("from first to last event", _duration(length)),
     ]
     if np.isfinite(run.speed).any():
-        found.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
+        figures.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
-        shown = [(figure.name, final_figure(run, figure)) for figure in (GAIN, VALIDATION_GAIN)]
-        found = [*shown, *found, (ADDED.name, final_figure(run, ADDED))]
-    return [(name, *_split_interval(value)) for name, value in found]
+        gain, validation, added = (
+            (_label(FIGURES[name]), final_figure(run, FIGURES[name]))
+            for name in ("gain", "validation_gain", "added_parameters")
+        )
+        figures = [gain, validation, *figures, added]
+    return [(name, *_split_interval(value)) for name, value in figures]
 
 
 def _split_interval(value: str) -> tuple[str, str]:
@@ -101,26 +77,24 @@ def _split_interval(value: str) -> tuple[str, str]:
 
 def summary(run: RunData) -> str:
     """Return a sentence or two on what was trained."""
-    started, records = run.started, _records(run)
+    start, records = run.started, _records(run)
     if records:
         return (
-            f"Policy that learned by {started.policy} from the records of {', '.join(records)}, "
-            f"with tasks {', '.join(started.tasks)}; it did not act. Each round is an epoch, a "
-            f"pass over the records. Device {started.device}."
+            f"Policy that learned by {start.policy} from the records of {', '.join(records)}, "
+            f"with tasks {', '.join(start.tasks)}; it did not act. Each round is an epoch, a "
+            f"pass over the records. Device {start.device}."
         )
-    hosts = zip(started.tasks, started.host_parameters, started.slots, strict=False)
-    listed = "; ".join(
+    hosts = zip(start.tasks, start.host_parameters, start.slots, strict=False)
+    hosts_text = "; ".join(
         f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
         for task, size, slots in hosts
     )
-    precision = precision_text(
-        started.amp_dtype, started.amp_policy_dtype, mixed=started.amp_enabled
-    )
+    precision = precision_text(start.amp_dtype, start.amp_policy_dtype, mixed=start.amp_enabled)
     resumes = f" Number of resumes: {run.processes - 1}." if run.processes > 1 else ""
     return (
-        f"Policy {started.policy} on {listed}. Each round is one episode of {started.envs} "
-        f"environments, {started.episode_length} steps each, in groups of {started.group_size} "
-        f"that share the initial host, the data and one never-grow twin. Device {started.device}, "
+        f"Policy {start.policy} on {hosts_text}. Each round is one episode of {start.envs} "
+        f"environments, {start.episode_length} steps each, in groups of {start.group_size} "
+        f"that share the initial host, the data and one never-grow twin. Device {start.device}, "
         f"{precision}.{resumes}"
     )
 
@@ -129,7 +103,7 @@ def verdict(run: RunData) -> Verdict | None:
     """Return whether the policy is learning, and if not, why."""
     outcome = gain_of([run])
     curve = Curve(
-        "gain" if outcome == "gain" else "gain on validation",
+        "gain" if outcome == "gain" else "validation difference",
         " points",
         [_mean(values) for values in run.outcomes[outcome]],
     )
@@ -153,7 +127,11 @@ def _records(run: RunData) -> list[str]:
     return [Path(path).name for path in settings.get("records", [])]
 
 
-def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) -> str:
+def _label(figure: Figure) -> str:
+    return f"{figure.label}, %" if figure.accuracy else figure.label
+
+
+def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> str:
     """Return the mean over the final rounds with its interval, or a dash.
 
     Environments of a group share initial host and data, so the units are the means of groups
@@ -164,30 +142,33 @@ def final_figure(run: RunData, figure: SummaryRow, where: Floats | None = None) 
         figure: the figure to compute.
         where: bool ``[R, N]``, the environments to include; all by default.
     """
-    values = run.outcomes[figure.outcome]
+    values, form = run.outcomes[figure.name], ".1f" if figure.accuracy else figure.form
     if where is not None:
         values = np.where(where, values, np.nan)
-    values = values[final_rounds(run)] * figure.scale
+    values = values[final_rounds(run)] * (100 if figure.accuracy else 1)
     units = group_means(values, run.started.group_size).ravel()
     estimate = interval(units[None, np.isfinite(units)])
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
     if not np.isfinite(mean):
         return NOTHING
     if not np.isfinite(low):
-        return format(mean, figure.form)
-    return f"{mean:{figure.form}} [{low:{figure.form}}, {high:{figure.form}}]"
+        return format(mean, form)
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def final_table(runs: list[RunData]) -> Table:
     """Return the final figures of all runs, one column per run."""
     with_rounds = [run for run in runs if len(run.rounds)]
-    rows = [[figure.name, *(final_figure(run, figure) for run in with_rounds)] for figure in FINAL]
+    rows = [
+        [_label(figure), *(final_figure(run, figure) for run in with_rounds)]
+        for figure in FIGURES.values()
+    ]
     return Table(
         "Final figures",
         "Means per episode over the last tenth of the rounds, with 95 % intervals. "
         "Environments of a group share initial host and data, so the units are groups of a round. "
-        "Gain is utility minus that of the never-grow twin. The test split is measured once, after "
-        "the last step of an episode; runs before schema 4 have no test scores.",
+        "Gain is test utility minus that of the never-grow twin. The test split is measured once, "
+        "after the last step of an episode; runs before schema 4 have no test scores.",
         ["", *(run.label for run in with_rounds)],
         rows,
     )
@@ -197,15 +178,15 @@ def task_table(run: RunData, several: bool) -> Table | None:
     """Return the final figures per task; None where there is only one task."""
     if len(run.task_names) < 2 or not len(run.rounds):
         return None
-    shown = (GAIN, VALIDATION_GAIN, *ACCURACIES, ADDED, GERMINATED, FOSSILISED)
+    figures = [FIGURES[name] for name in BY_TASK]
     rows = [
-        [task, *(final_figure(run, figure, run.tasks == task) for figure in shown)]
+        [task, *(final_figure(run, figure, run.tasks == task) for figure in figures)]
         for task in run.task_names
     ]
     return Table(
         f"By task{': ' + run.label if several else ''}",
         "Means over the last tenth of the rounds.",
-        ["task", *(figure.name for figure in shown)],
+        ["task", *map(_label, figures)],
         rows,
     )
 
@@ -229,11 +210,11 @@ def anomaly_table(runs: list[RunData]) -> Table | None:
     """Return anomalies with counts and rounds; None where there are none."""
     rows = []
     for run in runs:
-        found = anomalies(run)
+        counts = anomalies(run)
         messages = {event.kind.replace("_", " "): event.message for event in run.anomalies}
-        for name in dict.fromkeys(name for _, name in found):
-            rounds = [number for number, other in found if other == name]
-            count = sum(found[number, name] for number in rounds)
+        for name in dict.fromkeys(name for _, name in counts):
+            rounds = [number for number, kind in counts if kind == name]
+            count = sum(counts[number, name] for number in rounds)
             row = [name, run.label, str(count), str(min(rounds)), str(max(rounds))]
             rows.append([*row, messages.get(name, NOTHING)])
     columns = ["kind", "run", "count", "first in round", "last in round", "last message"]
@@ -245,13 +226,13 @@ def settings_table(runs: list[RunData]) -> Table:
     settings = [run.config.get("settings", {}) for run in runs]
     names = list(dict.fromkeys(name for each in settings for name in each))
     if len(runs) > 1:
-        names = [n for n in names if len({_shown(each.get(n)) for each in settings}) > 1]
-        rows = [[name, *(_shown(each.get(name)) for each in settings)] for name in names]
+        names = [n for n in names if len({_text(each.get(n)) for each in settings}) > 1]
+        rows = [[name, *(_text(each.get(name)) for each in settings)] for name in names]
         text = "Settings in which the runs differ." if rows else "The runs have the same settings."
         return Table("Settings", text, ["setting", *(run.label for run in runs)], rows, False)
     defaults = flatten(TrainConfig())
     rows = [
-        [name, _shown(settings[0][name]), _shown(defaults[name]) if name in defaults else NOTHING]
+        [name, _text(settings[0][name]), _text(defaults[name]) if name in defaults else NOTHING]
         for name in names
     ]
     text = "Resolved values and the defaults."
@@ -261,15 +242,15 @@ def settings_table(runs: list[RunData]) -> Table:
 def fingerprint_table(runs: list[RunData]) -> Table:
     """Return the machine and versions that a bit-identical result requires."""
     prints = [
-        (label, found)
+        (label, versions)
         for run in runs
-        for label, found in (
+        for label, versions in (
             (run.label, run.config.get("fingerprint", {})),
             *((f"{run.label}, resumed", later) for later in run.config.get("resumed", [])),
         )
     ]
-    names = dict.fromkeys(name for _, found in prints for name in found)
-    rows = [[name, *(_shown(found.get(name)) for _, found in prints)] for name in names]
+    names = dict.fromkeys(name for _, versions in prints for name in versions)
+    rows = [[name, *(_text(versions.get(name)) for _, versions in prints)] for name in names]
     columns = ["", *(label for label, _ in prints)]
     return Table("Machine and versions", "", columns, rows, False)
 
@@ -289,7 +270,7 @@ def moment(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return NOTHING
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

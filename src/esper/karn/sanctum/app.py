@@ -15,19 +15,17 @@ from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher, Footer
 
 from esper.karn.runs import is_running
-from esper.karn.sanctum.anomaly_page import Anomalies
+from esper.karn.sanctum.anomaly_page import Anomalies, summary
 from esper.karn.sanctum.environment_page import Environment
 from esper.karn.sanctum.header import QUIET_SECONDS, Header, Standing
 from esper.karn.sanctum.help import Help
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.overview_page import Overview
 from esper.karn.sanctum.palette import DARK, LIGHT, Palette
-from esper.karn.sanctum.playhead import Playhead
 from esper.karn.sanctum.policy_page import Policy
 from esper.karn.sanctum.scoreboard_page import Scoreboard
-from esper.karn.sanctum.table import RowsTable
-from esper.karn.sanctum.troubles import summary
-from esper.karn.sanctum.view import WIDE, Lines, View
+from esper.karn.sanctum.snapshot import Playhead
+from esper.karn.sanctum.widgets import WIDE, Lines, RowsTable, View
 
 POLL_SECONDS = 0.25
 FRAMES_PER_SECOND = 10
@@ -108,9 +106,9 @@ class Sanctum(App[None]):
 
     def on_mount(self) -> None:
         """Start following the run and drawing."""
-        modified = self.log_file.modified()
-        if modified is not None:
-            self._last_data -= max(0.0, time.time() - modified)
+        last_change = self.log_file.last_change()
+        if last_change is not None:
+            self._last_data -= max(0.0, time.time() - last_change)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit)
         self.run_worker(self._follow(), name="follow")
         self.set_interval(1 / FRAMES_PER_SECOND, self._tick)
@@ -120,15 +118,15 @@ class Sanctum(App[None]):
     async def _follow(self) -> None:
         """Read new events on another thread, so that drawing does not wait."""
         while True:
-            changed = await asyncio.to_thread(self.log_file.poll)
-            if changed and self.loaded:
+            news = await asyncio.to_thread(self.log_file.poll)
+            if news and self.loaded:
                 self._last_data = time.monotonic()
             if not self.log_file.behind:
-                changed |= not self.loaded
+                news |= not self.loaded
                 self.loaded = True
-            if self.loaded and changed:
+            if self.loaded and news:
                 self.draw()
-            elif changed:
+            elif news:
                 self._draw_header()
             await asyncio.sleep(0.0 if self.log_file.behind else POLL_SECONDS)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
@@ -9,17 +10,149 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from esper.karn.sanctum.decision_log import Decision, columns, decisions, in_full, in_one_line
-from esper.karn.sanctum.formatting import count, gauge, written
-from esper.karn.sanctum.overview_page import gain_text, lead_text
+from esper.karn.sanctum.formatting import count, difference_text, gauge, number_text, to_float
 from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
 from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
-from esper.leyline.actions import Op
-from esper.leyline.events import EpochCompleted, to_floats
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
+from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
+from esper.leyline.events import DecisionsMade, EpochCompleted, to_floats
 from esper.leyline.stages import ACTING, COMPUTING, LIVING
+
+_BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
+"""Words before the options of these heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision.
+
+    Attributes:
+        step: step of the episode, from 1.
+        op: name of the operation.
+        choice: slot, and the choices of the other heads that the op uses.
+        probability: probability of the op; None where it was not recorded.
+        success: whether the op was legal and therefore took effect.
+        legal: probability of every legal op, None where the policy has no probabilities; empty
+            before schema 3.
+        log_prob: log-probability of the whole action; None where it was not recorded.
+        value: the critic's value estimate, in units of the normalised return; None where it was
+            not recorded.
+    """
+
+    step: int
+    op: str
+    choice: str
+    probability: float | None
+    success: bool
+    legal: dict[int, float | None]
+    log_prob: float | None = None
+    value: float | None = None
+
+
+def columns(palette: Palette) -> list[Column[Decision]]:
+    """Return the columns of a table of decisions."""
+
+    def quiet(decision: Decision, text: str) -> Text:
+        return Text(text, style=palette.muted if decision.op == "wait" else "")
+
+    def chance(decision: Decision) -> str:
+        return "-" if decision.probability is None else f"{100 * decision.probability:.0f} %"
+
+    def effect(decision: Decision) -> Text:
+        if decision.op == "wait":
+            return Text("")
+        return Text("✓", palette.good) if decision.success else Text("✗ none", palette.bad)
+
+    return [
+        Column("step", 4, lambda decision: str(decision.step), right=True),
+        Column("decision", 10, lambda decision: quiet(decision, decision.op)),
+        Column("chance", 6, chance, right=True),
+        Column("effect", 6, effect),
+        Column("where and what", 46, lambda decision: quiet(decision, decision.choice)),
+    ]
+
+
+def decisions(moment: Moment, steps: Sequence[EpochCompleted], environment: int) -> list[Decision]:
+    """Return the decisions of an episode so far, newest first."""
+    names = moment.slot_names(environment, len(steps[-1].stage[environment]))
+    events = {event.step: event for event in moment.decisions(steps[-1].round)}
+    return [_decision(moment, s, events.get(s.step), environment, names) for s in reversed(steps)]
+
+
+def _decision(
+    moment: Moment,
+    step: EpochCompleted,
+    event: DecisionsMade | None,
+    environment: int,
+    names: Sequence[str],
+) -> Decision:
+    op, slot = step.op[environment], step.slot[environment]
+    where = "" if op == Op.WAIT else (names[slot] if slot < len(names) else f"slot {slot}")
+    chances = _chances(event, environment)
+    return Decision(
+        step.step,
+        op_name(op),
+        " ".join([where, *_details(moment, event, environment)]).strip(),
+        chances.get(op),
+        step.success[environment],
+        {} if event is None else {o: chances.get(o) for o in event.legal_ops[environment]},
+        None if event is None else to_float(event.log_prob[environment]),
+        None if event is None else to_float(event.value[environment]),
+    )
+
+
+def _chances(event: DecisionsMade | None, environment: int) -> dict[int, float | None]:
+    if event is None:
+        return {}
+    return {op: to_float(p) for op, p in enumerate(event.op_probability[environment])}
+
+
+def _details(moment: Moment, event: DecisionsMade | None, environment: int) -> list[str]:
+    """The choices of the heads that the op uses, without op and slot."""
+    if event is None:
+        return []
+    actions = dict(zip(HEADS, event.actions[environment], strict=True))
+    relevant = RELEVANT_HEADS[Op(actions["op"])]
+    words = [moment.blueprint_name(actions["blueprint"])] if "blueprint" in relevant else []
+    return words + [
+        f"{_BEFORE.get(head, '')}{options[actions[head]]}".lower()
+        for head, options in CHOICES.items()
+        if head in relevant
+    ]
+
+
+def in_one_line(decision: Decision, palette: Palette) -> Text:
+    """Return the legal ops of a decision with their probabilities, in one line."""
+    parts = [
+        op_name(op) + ("" if chance is None else f" {100 * chance:.0f} %")
+        for op, chance in decision.legal.items()
+    ]
+    legal = f"legal: {' · '.join(parts)}" if parts else "legal ops were not recorded"
+    return Text(f"step {decision.step}  {legal}", style=palette.muted)
+
+
+def in_full(decision: Decision, width: int, palette: Palette) -> Text:
+    """Return every op of a decision with a bar for its probability, illegal ops included."""
+    text = Text(f"step {decision.step}", style="bold")
+    for label, value in (("log-prob", decision.log_prob), ("critic's value", decision.value)):
+        if value is not None:
+            text.append(f"  {label} {number_text(value)}", style=palette.muted)
+    if not decision.legal:
+        return text.append("  legal ops were not recorded", style=palette.muted)
+    for op in Op:
+        is_choice = op_name(op) == decision.op
+        text.append(f"\n{'▶' if is_choice else ' '} {op_name(op):<10}", "bold" if is_choice else "")
+        if op not in decision.legal:
+            text.append("not legal", style=palette.muted)
+            continue
+        chance = decision.legal[op]
+        if chance is None:
+            text.append("legal")
+            continue
+        text.append(f"{100 * chance:5.1f} % ").append(gauge(chance, width), style=palette.twin)
+    return text
+
 
 _AXIS = TICK_WIDTH + 1
 
@@ -55,9 +188,9 @@ class Environment(View):
 
     def action_other(self, by: int) -> None:
         """Show the environment ``by`` numbers later; after the last comes the first."""
-        if self._shown is None or self._shown[0].step is None:
+        if self._latest is None or self._latest[0].step is None:
             return
-        self.environment = (self.environment + by) % len(self._shown[0].step.reward)
+        self.environment = (self.environment + by) % len(self._latest[0].step.reward)
         self.show_again()
 
     def action_waits(self) -> None:
@@ -77,11 +210,11 @@ class Environment(View):
         self.heading.show(_title(moment, steps, self.environment, palette))
         self._show_accuracy(moment, steps, palette)
         self.slots.show(slot_table(moment, steps[-1], self.environment, palette))
-        found = decisions(moment, steps, self.environment)
+        entries = decisions(moment, steps, self.environment)
         if not self.waits:
-            found = [decision for decision in found if decision.op != op_name(Op.WAIT)]
-        self.decisions = found
-        self.table.show(columns(palette), found, palette.cursor)
+            entries = [decision for decision in entries if decision.op != op_name(Op.WAIT)]
+        self.decisions = entries
+        self.table.show(columns(palette), entries, palette.cursor)
         self._show_decision(palette)
 
     def _show_decision(self, palette: Palette) -> None:
@@ -96,8 +229,8 @@ class Environment(View):
 
     def on_rows_table_cursor_moved(self) -> None:
         """Show the decision under the cursor."""
-        if self._shown is not None:
-            self._show_decision(self._shown[1])
+        if self._latest is not None:
+            self._show_decision(self._latest[1])
 
     def _show_accuracy(
         self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
@@ -138,16 +271,15 @@ def _title(
     outcome = moment.outcomes[-1] if moment.outcomes else None
     if outcome is not None and outcome.round == step.round:
         gain = outcome.gain[environment] if outcome.gain else None
-        text.append("  gain ").append_text(gain_text(gain, palette))
-        text.append(" (val. ").append_text(
-            gain_text(outcome.validation_gain[environment], palette)
-        ).append(")")
+        validation = outcome.validation_gain[environment]
+        text.append("  gain ").append_text(difference_text(gain, "+.1f", palette))
+        text.append(" (val. ").append_text(difference_text(validation, "+.1f", palette)).append(")")
     else:
-        text.append("  lead ").append_text(lead_text(accuracy - twin, palette))
-    text.append(f"  val. acc {written(accuracy)}", style=palette.grown)
-    text.append(f"  twin {written(twin)}", style=palette.twin)
+        text.append("  lead ").append_text(difference_text(accuracy - twin, "+.3f", palette))
+    text.append(f"  val. acc {number_text(accuracy)}", style=palette.grown)
+    text.append(f"  twin {number_text(twin)}", style=palette.twin)
     episode_return = sum(to_floats([s.reward[environment] for s in steps]))
-    text.append(f"  return {written(episode_return, '+.3f')}")
+    text.append(f"  return {number_text(episode_return, '+.3f')}")
     text.append(f"  added {count(step.added_parameters[environment])}")
     text.append(f"  group {environment // moment.started.group_size}", style=palette.muted)
     return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
@@ -166,15 +298,15 @@ def lives(
     stages = [step.stage[environment] for step in steps]
     names = moment.slot_names(environment, len(stages[-1]))
     # The plot maps steps to columns in the same way.
-    places = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
+    steps_of_columns = [round(column * (length - 1) / max(1, width - 1)) for column in range(width)]
     text = Text(no_wrap=True)
     for slot, name in enumerate(names):
         if stages[-1][slot] == 0:
             continue
         text.append(f"{name[:TICK_WIDTH]:>{TICK_WIDTH}} ", style=palette.muted)
-        for place in places:
-            if place < len(stages):
-                stage = stages[place][slot]
+        for index in steps_of_columns:
+            if index < len(stages):
+                stage = stages[index][slot]
                 text.append(GLYPHS.get(stage, "?"), style=palette.stage(stage))
         text.append("\n")
     text.rstrip()
@@ -190,7 +322,7 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         style=palette.muted,
     )
     signals = moment.signals(step.round)
-    measured = signals[-1] if signals else None
+    signal = signals[-1] if signals else None
     counterfactuals = moment.counterfactuals(step.round)
     stages = step.stage[environment]
     for slot, name in enumerate(moment.slot_names(environment, len(stages))):
@@ -203,17 +335,17 @@ def slot_table(moment: Moment, step: EpochCompleted, environment: int, palette: 
         text.append(f"{GLYPHS.get(stage, '?')} {stage_name(stage):<12}", palette.stage(stage))
         text.append(f"{kind:<13}")
         alpha = float(step.alpha[environment][slot])
-        text.append(f"{gauge(alpha, 6)} {written(alpha, '.2f')} " if has_seed else " " * 12)
+        text.append(f"{gauge(alpha, 6)} {number_text(alpha, '.2f')} " if has_seed else " " * 12)
         if not has_seed:
             continue
         contribution = moment.contribution(step.round, environment, slot)
-        gradient = measured.gradient_norm[environment][slot] if measured else None
+        gradient = signal.gradient_norm[environment][slot] if signal else None
         shapley = counterfactuals.shapley[environment][slot] if counterfactuals else None
-        for value, form, measured_in in (
+        for value, form, stages_with_value in (
             (contribution, "+.3f", ACTING),
             (gradient, ".3g", COMPUTING),
             (shapley, "+.3f", ACTING),
         ):
-            known = value is not None and stage in measured_in
-            text.append(f"{written(value, form) if known else '-':>9}")
+            has_value = value is not None and stage in stages_with_value
+            text.append(f"{number_text(value, form) if has_value else '-':>9}")
     return text

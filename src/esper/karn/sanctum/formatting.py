@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from esper.karn.sanctum.palette import Palette
 from esper.leyline.events import Number
 
 MISSING = "missing"
@@ -25,7 +26,7 @@ def to_float(value: Number | None) -> float | None:
     return None if value is None else float(value)
 
 
-def written(value: Number | None, form: str = ".3f") -> str:
+def number_text(value: Number | None, form: str = ".3f") -> str:
     """Format a number; ``missing``, ``NaN``, ``Inf`` or ``-Inf`` where it is not finite."""
     number = to_float(value)
     if number is None:
@@ -41,11 +42,18 @@ def compact(value: Number | None) -> str:
     """Format a number of any size in about eight characters."""
     number = to_float(value)
     if number is None or not math.isfinite(number):
-        return written(value)
+        return number_text(value)
     size = abs(number)
     if size and (size < 1e-3 or size >= 1e5):
         return f"{number:.1e}"
     return f"{number:.4f}" if size < 10 else f"{number:.1f}"
+
+
+def difference_text(value: float | None, form: str, palette: Palette) -> Text:
+    """Format a difference from the twin in the colour of its sign; a dash for None."""
+    if value is None:
+        return Text("-", style=palette.muted)
+    return Text(number_text(value, form), style=palette.good if value >= 0 else palette.bad)
 
 
 def count(value: float) -> str:
@@ -53,21 +61,21 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def counted(number: int, one: str, many: str) -> str:
+def count_text(number: int, one: str, plural: str) -> str:
     """Format a number of things with the singular or the plural of their name."""
-    return f"{number} {one if number == 1 else many}"
+    return f"{number} {one if number == 1 else plural}"
 
 
 def duration(seconds: float) -> str:
     """Format a length of time in its two largest units."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
 
 
 def sparkline(values: Sequence[Number | None], width: int) -> str:
@@ -93,8 +101,8 @@ def sparkline(values: Sequence[Number | None], width: int) -> str:
 def gauge(share: float, width: int) -> str:
     """Draw a bar of ``width`` characters that is full at ``share`` 1."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(width)
+    full, eighth = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[eighth] if eighth else "")).ljust(width)
 
 
 def trend(values: Sequence[Number | None], window: int = 5) -> str:

@@ -5,12 +5,11 @@ from statistics import fmean
 
 from rich.text import Text
 
-from esper.karn.sanctum.formatting import duration, gauge, written
+from esper.karn.sanctum.formatting import duration, gauge, number_text
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.palette import Palette
-from esper.karn.sanctum.playhead import Playhead
-from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.view import WIDE, Lines
+from esper.karn.sanctum.snapshot import Moment, Playhead
+from esper.karn.sanctum.widgets import WIDE, Lines
 from esper.leyline.metrics import Metric
 from esper.leyline.precision_text import precision_text
 
@@ -53,45 +52,46 @@ class Header(Lines):
 def _identity(name: str, moment: Moment, palette: Palette) -> Text:
     text = Text("SANCTUM ", style=palette.accent, no_wrap=True, overflow="ellipsis")
     text.append(name, style="bold")
-    started = moment.started
-    if started is None:
+    start = moment.started
+    if start is None:
         return text
-    tasks = " ".join(started.tasks)
-    seen = moment.snapshots[-1] if moment.snapshots else started
-    precision = precision_text(seen.amp_dtype, seen.amp_policy_dtype, mixed=seen.amp_enabled)
+    tasks = " ".join(start.tasks)
+    latest = moment.snapshots[-1] if moment.snapshots else start
+    precision = precision_text(latest.amp_dtype, latest.amp_policy_dtype, mixed=latest.amp_enabled)
     text.append(
-        f"  {tasks} · {started.policy} · {started.device} {precision} · {started.envs} envs",
+        f"  {tasks} · {start.policy} · {start.device} {precision} · {start.envs} envs",
         style=palette.muted,
     )
     return text
 
 
 def _progress(moment: Moment, palette: Palette, width: int) -> Text:
-    started, step = moment.started, moment.step
-    if started is None:
+    start, step = moment.started, moment.step
+    if start is None:
         return Text("waiting for the run's first event", style=palette.muted)
-    done = moment.outcomes[-1].round if moment.outcomes else started.round
+    done = moment.outcomes[-1].round if moment.outcomes else start.round
     within = 0.0
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"round {min(moment.round or 1, started.rounds)}/{started.rounds}")
+    text.append(f"round {min(moment.round or 1, start.rounds)}/{start.rounds}")
     if step is not None:
-        text.append(f" step {step.step}/{started.episode_length}")
-        within = step.step / started.episode_length if step.round > done else 0.0
-    share = (done + within) / max(1, started.rounds)
+        text.append(f" step {step.step}/{start.episode_length}")
+        within = step.step / start.episode_length if step.round > done else 0.0
+    share = (done + within) / max(1, start.rounds)
     wide = width >= WIDE - 10
     if wide:
         text.append(" ").append(gauge(share, 24), style=palette.accent)
     text.append(f" {100 * share:.0f} %")
     if moment.outcomes:
         last = moment.outcomes[-1]
-        gain, where = fmean(last.gain or last.validation_gain), "" if last.gain else " (val.)"
-        text.append(f"  round {last.round}: gain {written(gain, '+.1f')}{where}")
-    left = seconds_left(moment)
-    if left is not None and moment.finished is None and left > 0:
-        text.append(f"  {duration(left)} left")
+        name = "gain" if last.gain else "on val."
+        text.append(f"  round {last.round}: {name} ")
+        text.append(number_text(fmean(last.gain or last.validation_gain), "+.1f"))
+    remaining = seconds_left(moment)
+    if remaining is not None and moment.finished is None and remaining > 0:
+        text.append(f"  {duration(remaining)} left")
     if moment.snapshots:
         speed = moment.snapshots[-1].environment_steps_per_second
-        text.append(f"  {written(speed, ',.0f')} steps/s")
+        text.append(f"  {number_text(speed, ',.0f')} steps/s")
     rate = learning_rate(moment)
     # The page of the policy shows it as well.
     if rate is not None and wide:
@@ -103,19 +103,19 @@ def learning_rate(moment: Moment) -> str | None:
     """Return the learning rate of the last update as text; None where none was recorded."""
     metrics = moment.updates[-1].metrics if moment.updates else {}
     if Metric.LEARNING_RATE in metrics:
-        return written(metrics[Metric.LEARNING_RATE], ".3g")
+        return number_text(metrics[Metric.LEARNING_RATE], ".3g")
     if moment.snapshots and moment.snapshots[-1].learning_rate is not None:
-        return written(moment.snapshots[-1].learning_rate, ".3g")
+        return number_text(moment.snapshots[-1].learning_rate, ".3g")
     return None
 
 
 def seconds_left(moment: Moment) -> float | None:
     """Estimate the seconds to the end of the run from its last rounds; None before the first."""
-    started, snapshots = moment.started, moment.snapshots[-_RECENT:]
-    if started is None or not snapshots:
+    start, snapshots = moment.started, moment.snapshots[-_RECENT:]
+    if start is None or not snapshots:
         return None
     pace = fmean(float(s.rollout_seconds) + float(s.update_seconds) for s in snapshots)
-    return pace * (started.rounds - snapshots[-1].round)
+    return pace * (start.rounds - snapshots[-1].round)
 
 
 def status(moment: Moment, standing: Standing, palette: Palette) -> Text:

@@ -9,8 +9,8 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from esper.karn.sanctum.heads import State
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
+from esper.karn.sanctum.policy_page import State
 from esper.karn.sanctum.rows import Status
 
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -30,7 +30,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "Words": (
         ("lead", "validation accuracy above the twin's, live"),
         ("gain", "test utility above the twin's, in points"),
-        ("on validation", "the same on the validation split"),
+        ("val. difference", "the same on the validation split"),
     ),
     "Time": (
         ("Space", "pause; continue"),
@@ -41,7 +41,7 @@ KEYS: dict[str, tuple[tuple[str, str], ...]] = {
         ("l", "return to the latest data"),
     ),
 }
-"""All keys and two terms with their meanings, by subject."""
+"""All keys and some terms with their meanings, by subject."""
 
 
 class Help(ModalScreen[None]):
@@ -83,5 +83,5 @@ def help_text(palette: Palette) -> Text:
         "\n  no choice: the head never had more than one option.\n"
     )
     text.append("Gain", style=palette.accent)
-    text.append(" is accuracy above that of the never-grow twin of the same group.")
+    text.append(" is test utility above that of the never-grow twin of the same group.")
     return text

@@ -28,13 +28,13 @@ from esper.leyline.events.reader import CHUNK, EventReader, try_decode
 
 E = TypeVar("E", bound=Event)
 
-LOCATED: tuple[type[StepEvent], ...] = (
+LARGE_KINDS: tuple[type[StepEvent], ...] = (
     *(EpochCompleted, DecisionsMade),
     *(SeedContributions, SeedSignalsMeasured),
 )
 """Kinds of events of which only the position is kept; they are read again on demand."""
 
-CACHED = 2048
+CACHE_SIZE = 2048
 """Maximum number of decoded step events in the cache."""
 
 # Skipping the values of all environments halves the time to open a large file.
@@ -42,15 +42,15 @@ _OUTLINES = {
     msgspec.defstruct(
         kind.__name__, (), bases=(StepEvent,), kw_only=True, tag=event_type(kind)
     ): kind
-    for kind in LOCATED
+    for kind in LARGE_KINDS
 }
 _outline = msgspec.json.Decoder(
-    Union[tuple(kind for kind in EVENTS.values() if kind not in LOCATED) + tuple(_OUTLINES)]  # noqa: UP007
+    Union[tuple(kind for kind in EVENTS.values() if kind not in LARGE_KINDS) + tuple(_OUTLINES)]  # noqa: UP007
 )
 
 
 @dataclass(slots=True)
-class Kept:
+class EventList:
     """The events of one kind, with the numbers of their lines."""
 
     lines: list[int] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where the event of a step is in the log; offset and length are in bytes."""
 
     line: int
@@ -83,9 +83,9 @@ class Index:
     corrupt: int = 0
     unknown: int = 0
     length: int = 0
-    kept: dict[type[Event], Kept] = field(default_factory=dict)
-    places: dict[type[Event], list[Place]] = field(
-        default_factory=lambda: {kind: [] for kind in LOCATED}
+    lists: dict[type[Event], EventList] = field(default_factory=dict)
+    locations: dict[type[Event], list[Location]] = field(
+        default_factory=lambda: {kind: [] for kind in LARGE_KINDS}
     )
 
     def add(self, line: bytes) -> None:
@@ -101,19 +101,28 @@ class Index:
             return
         kind = type(event)
         if kind in _OUTLINES:
-            place = Place(self.lines, offset, len(line), event.round, event.step)
-            self.places[_OUTLINES[kind]].append(place)
+            location = Location(self.lines, offset, len(line), event.round, event.step)
+            self.locations[_OUTLINES[kind]].append(location)
         else:
-            kept = self.kept.setdefault(kind, Kept())
+            series = self.lists.setdefault(kind, EventList())
             # `until` may run on another thread and searches `lines`, so the event is added first.
-            kept.events.append(event)
-            kept.lines.append(self.lines)
+            series.events.append(event)
+            series.lines.append(self.lines)
 
     def until(self, kind: type[E], line: int | None = None) -> Sequence[E]:
         """Return the events of a kind in order, up to line ``line`` or all."""
-        kept = self.kept.get(kind, Kept())
-        end = len(kept.lines) if line is None else bisect_right(kept.lines, line)
-        return kept.events[:end]  # type: ignore[return-value]
+        series = self.lists.get(kind, EventList())
+        return series.events[: _end(series, line)]  # type: ignore[return-value]
+
+    def last(self, kind: type[E], line: int | None = None) -> tuple[int, E | None]:
+        """Return the last event of a kind up to line ``line``, and its line; 0 and None without."""
+        series = self.lists.get(kind, EventList())
+        end = _end(series, line)
+        return (series.lines[end - 1], series.events[end - 1]) if end else (0, None)  # type: ignore[return-value]
+
+
+def _end(series: EventList, line: int | None) -> int:
+    return len(series.lines) if line is None else bisect_right(series.lines, line)
 
 
 class EventLog(EventReader):
@@ -126,14 +135,14 @@ class EventLog(EventReader):
     def __init__(self, run: Path):
         super().__init__(run)
         self.index = Index()
-        self._decoded: OrderedDict[tuple[int, int], Event] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int], Event] = OrderedDict()
 
     @property
     def cut_off(self) -> int:
         """Bytes after the last complete line, of a line that is partly written."""
         return max(0, self.size - self.index.length)
 
-    def modified(self) -> float | None:
+    def last_change(self) -> float | None:
         """Return when the file last changed, seconds since 1970; None where there is no file."""
         try:
             return self.path.stat().st_mtime
@@ -156,22 +165,22 @@ class EventLog(EventReader):
         for line in lines:
             index.add(line)
         if reset:
-            self._decoded.clear()
+            self._cache.clear()
         self.index = index
         return bool(lines) or reset
 
-    def read(self, place: Place) -> Event | None:
-        """Read the event at ``place``; None where the log has been truncated since."""
-        key = (self.resets, place.offset)
-        found = self._decoded.get(key)
-        if found is None:
+    def read(self, location: Location) -> Event | None:
+        """Read the event at ``location``; None where the log has been truncated since."""
+        key = (self.resets, location.offset)
+        event = self._cache.get(key)
+        if event is None:
             try:
-                found = try_decode(self.read_at(place.offset, place.length))
+                event = try_decode(self.read_at(location.offset, location.length))
             except OSError:
                 return None
-            if found is None:
+            if event is None:
                 return None
-            self._decoded[key] = found
-            while len(self._decoded) > CACHED:
-                self._decoded.popitem(last=False)
-        return found
+            self._cache[key] = event
+            while len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+        return event

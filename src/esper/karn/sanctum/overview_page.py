@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from statistics import fmean
 from typing import ClassVar
 
@@ -13,17 +14,31 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
-from esper.karn.sanctum.feed import feed
-from esper.karn.sanctum.formatting import count, harmless, sparkline, to_float, written
-from esper.karn.sanctum.memo import PerEventCache
+from esper.karn.sanctum.formatting import (
+    count,
+    difference_text,
+    harmless,
+    number_text,
+    sparkline,
+    to_float,
+)
 from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
 from esper.karn.sanctum.plot import Curve as PlotCurve
 from esper.karn.sanctum.plot import Plot
-from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arranged, rows
+from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arrange, rows
+from esper.karn.sanctum.scoreboard_page import PerEventCache, Score, mean
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import WIDE, Lines, View
-from esper.leyline.events import EpisodeOutcome, EpochCompleted, to_floats
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
+from esper.leyline.events import (
+    CheckpointSaved,
+    EpochCompleted,
+    GovernorRollback,
+    SeedEvent,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+)
+from esper.leyline.stages import Stage
 
 
 class Overview(View):
@@ -40,17 +55,16 @@ class Overview(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sort, self.reversed, self.keep, self.words = "env", False, "all", ""
+        self.sort, self.backwards, self.keep, self.words = "env", False, "all", ""
         self.rows: list[Row] = []
-        self._means = PerEventCache(_accuracies)
-        self._gains = PerEventCache(_mean_gains)
+        self._mean = PerEventCache(mean)
         self._shown_verdict = Text()
         self._verdict_of_round: tuple[tuple[int, int, float] | None, Verdict | None] = (None, None)
         # Kept as attributes: while Sanctum is closing, a query may not find them.
         self.summary = Lines(id="overview-summary")
         self.verdict = Static(id="overview-verdict")
         self.table = RowsTable("environments", "no environment matches")
-        self.gain = Plot("gain of each round, points", id="overview-gain")
+        self.gain = Plot("points above the twin in each round", id="overview-gain")
         self.side = Vertical(id="overview-side", classes="wide-only")
         self.plot = Plot("validation accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
@@ -71,20 +85,21 @@ class Overview(View):
 
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw all environments at a moment."""
-        every = rows(moment)
-        self.rows = arranged(every, self.sort, self.reversed, self.keep, self.words)
+        every, means = rows(moment), [self._mean(outcome) for outcome in moment.outcomes]
+        self.rows = arrange(every, self.sort, self.backwards, self.keep, self.words)
         summary = _totals(every, palette, words=self.app.screen.size.width >= WIDE)
         summary.append("\n").append_text(self._arrangement(len(every), palette))
-        summary.append_text(_last_gain(moment.outcomes[-12:], palette))
+        summary.append_text(_last_gain(means[-12:], palette))
         self.summary.show(summary)
-        self._show_verdict(moment, palette)
+        self._show_verdict(moment, means, palette)
         self._show_table(moment, palette)
-        self._show_gain(moment, palette)
+        self._show_gain(means, palette)
         if self.side.display:
-            self._show_side(moment, palette)
+            self._show_accuracy(means, palette)
+            self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
 
     def _arrangement(self, total: int, palette: Palette) -> Text:
-        direction = "▼" if SORTS[self.sort][1] != self.reversed else "▲"
+        direction = "▼" if SORTS[self.sort][1] != self.backwards else "▲"
         text = Text(f"sorted by {self.sort} {direction}", style=palette.muted, no_wrap=True)
         if self.keep != "all" or self.words:
             words = f" with “{self.words}”" if self.words else ""
@@ -97,16 +112,16 @@ class Overview(View):
         several = moment.started is not None and len(moment.started.tasks) > 1
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
-            Column("val. acc", 8, lambda row: written(row.accuracy), right=True),
-            Column("lead", 7, lambda row: lead_text(row.lead, palette), right=True),
+            Column("val. acc", 8, lambda row: number_text(row.accuracy), right=True),
+            Column("lead", 7, lambda row: difference_text(row.lead, "+.3f", palette), right=True),
             Column(
                 "slots",
                 max(5, min(2 * slots - 1, 39)),
                 lambda row: slot_glyphs(row.stages, palette),
             ),
             Column("last op", 12, lambda row: _last_op(row, palette)),
-            Column("reward", 8, lambda row: written(row.reward, "+.3f"), right=True),
-            Column("added", 7, lambda row: count(row.added), right=True),
+            Column("reward", 8, lambda row: number_text(row.reward, "+.3f"), right=True),
+            Column("added", 7, lambda row: count(row.added_parameters), right=True),
             Column("status", 13, lambda row: _status(row, palette)),
         ]
         if several:
@@ -116,14 +131,15 @@ class Overview(View):
             columns.append(Column("this episode", 24, lambda row: _curve(row, steps, palette)))
         self.table.show(columns, self.rows, palette.cursor)
 
-    def _show_verdict(self, moment: Moment, palette: Palette) -> None:
+    def _show_verdict(self, moment: Moment, means: Sequence[Score], palette: Palette) -> None:
         """Show whether the policy is learning, which is computed once per round."""
-        verdict = self._verdict(moment) if moment.outcomes else None
+        verdict = self._verdict(moment, means) if means else None
         if verdict is not None:
             good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
             text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
-        elif moment.outcomes:
-            text = Text(f"{_policy(moment)} does not learn", style=palette.muted)
+        elif means:
+            policy = moment.started.policy if moment.started else "the policy"
+            text = Text(f"{policy} does not learn", style=palette.muted)
         else:
             text = Text("no round is over yet", style=palette.muted)
         if text != self._shown_verdict:
@@ -131,44 +147,24 @@ class Overview(View):
             self._shown_verdict = text
             self.verdict.update(harmless(text.copy()))
 
-    def _verdict(self, moment: Moment) -> Verdict | None:
-        key = len(moment.outcomes), len(moment.updates), moment.outcomes[-1].time
+    def _verdict(self, moment: Moment, means: Sequence[Score]) -> Verdict | None:
+        key = len(means), len(moment.updates), moment.outcomes[-1].time
         if key != self._verdict_of_round[0]:
-            self._verdict_of_round = key, self._diagnosis(moment)
+            self._verdict_of_round = key, _diagnosis(moment, means)
         return self._verdict_of_round[1]
 
-    def _diagnosis(self, moment: Moment) -> Verdict | None:
-        gains = [self._gains(outcome) for outcome in moment.outcomes]
-        tested = any(math.isfinite(test) for test, _, _ in gains)
-        name = "gain" if tested else "gain on validation"
-        values = [test if tested else validation for test, validation, _ in gains]
-        updates = [
-            {name: to_float(value) for name, value in event.metrics.items()}
-            for event in moment.updates
-        ]
-        return diagnose(Curve(name, " points", values), updates, [kept for _, _, kept in gains])
+    def _show_gain(self, means: Sequence[Score], palette: Palette) -> None:
+        self.gain.display = bool(means)
+        validation = [score.validation_gain for score in means]
+        curves = [PlotCurve("val. difference", validation, palette.twin, "·")]
+        if _has_test(means):
+            curves.append(PlotCurve("gain (test)", [score.gain for score in means], palette.grown))
+        self.gain.show([float(score.round) for score in means], curves)
 
-    def _show_gain(self, moment: Moment, palette: Palette) -> None:
-        self.gain.display = bool(moment.outcomes)
-        rounds = [float(outcome.round) for outcome in moment.outcomes]
-        gains = [self._gains(outcome) for outcome in moment.outcomes]
-        curves = [PlotCurve("on validation", [v for _, v, _ in gains], palette.twin, "·")]
-        if any(math.isfinite(test) for test, _, _ in gains):
-            curves.append(PlotCurve("on test", [test for test, _, _ in gains], palette.grown))
-        self.gain.show(rounds, curves)
-
-    def _show_side(self, moment: Moment, palette: Palette) -> None:
-        outcomes = moment.outcomes
-        rounds = [float(o.round) for o in outcomes]
-        means = [self._means(o) for o in outcomes]
-        self.plot.show(
-            rounds,
-            [
-                PlotCurve("twin", [twin for _, twin in means], palette.twin, "·"),
-                PlotCurve("grown", [grown for grown, _ in means], palette.grown),
-            ],
-        )
-        self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
+    def _show_accuracy(self, means: Sequence[Score], palette: Palette) -> None:
+        twin = PlotCurve("twin", [score.twin for score in means], palette.twin, "·")
+        grown = PlotCurve("grown", [score.accuracy for score in means], palette.grown)
+        self.plot.show([float(score.round) for score in means], [twin, grown])
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column."""
@@ -177,13 +173,13 @@ class Overview(View):
 
     def sort_by(self, name: str) -> None:
         """Sort by a column; sorting by the same column again reverses the order."""
-        self.reversed = name == self.sort and not self.reversed
+        self.backwards = name == self.sort and not self.backwards
         self.sort = name
         self.show_again()
 
     def action_reverse(self) -> None:
         """Reverse the order."""
-        self.reversed = not self.reversed
+        self.backwards = not self.backwards
         self.show_again()
 
     def action_filter(self) -> None:
@@ -230,11 +226,11 @@ def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     if not every:
         return text.append("no environment step yet", style=palette.muted)
     text.append("validation accuracy ", style=palette.muted)
-    text.append(written(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
+    text.append(number_text(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
     text.append("  twin ", style=palette.muted)
-    text.append(written(fmean(row.twin for row in every)), style=palette.twin)
+    text.append(number_text(fmean(row.twin for row in every)), style=palette.twin)
     text.append("  lead ", style=palette.muted)
-    text.append_text(lead_text(fmean(row.lead for row in every), palette))
+    text.append_text(difference_text(fmean(row.lead for row in every), "+.3f", palette))
     stages = Counter(stage for row in every for stage in row.stages)
     for stage in GLYPHS:
         if stages[stage] and stage:
@@ -245,45 +241,36 @@ def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     return text
 
 
-def _accuracies(outcome: EpisodeOutcome) -> tuple[float, float]:
-    """Mean committed validation accuracy of a round: hosts, twins."""
-    return fmean(to_floats(outcome.accuracy)), fmean(to_floats(outcome.twin_accuracy))
+def _has_test(means: Sequence[Score]) -> bool:
+    """Whether any round has a gain."""
+    return any(score.gain is not None and math.isfinite(score.gain) for score in means)
 
 
-def _mean_gains(outcome: EpisodeOutcome) -> tuple[float, float, float]:
-    """Mean gain of a round on test and on validation, in points, and mean number of kept seeds."""
-    test = fmean(outcome.gain) if outcome.gain else math.nan
-    return test, fmean(outcome.validation_gain), fmean(outcome.fossilised)
+def _diagnosis(moment: Moment, means: Sequence[Score]) -> Verdict | None:
+    has_test = _has_test(means)
+    values = [score.gain if has_test else score.validation_gain for score in means]
+    curve = Curve(
+        "gain" if has_test else "validation difference",
+        " points",
+        [math.nan if value is None else value for value in values],
+    )
+    updates = [
+        {name: to_float(value) for name, value in event.metrics.items()} for event in moment.updates
+    ]
+    return diagnose(curve, updates, [score.fossilised for score in means])
 
 
-def _policy(moment: Moment) -> str:
-    return moment.started.policy if moment.started else "the policy"
-
-
-def _last_gain(outcomes: Sequence[EpisodeOutcome], palette: Palette) -> Text:
-    """Mean gain of the last round, beside that on validation, and a sparkline of the rounds."""
+def _last_gain(means: Sequence[Score], palette: Palette) -> Text:
+    """Mean gain of the last round, beside validation, and a sparkline of the rounds."""
     text = Text()
-    if not outcomes or not outcomes[-1].validation_gain:
+    if not means:
         return text
-    last = outcomes[-1]
+    last = means[-1]
     text.append(f"  round {last.round}: gain ", style=palette.muted)
-    text.append_text(gain_text(fmean(last.gain) if last.gain else None, palette))
-    text.append("  on validation ", style=palette.muted)
-    text.append_text(gain_text(fmean(last.validation_gain), palette))
-    gains = [fmean(outcome.gain or outcome.validation_gain) for outcome in outcomes]
-    return text.append(f" {sparkline(gains, 12)}", style=palette.grown)
-
-
-def lead_text(lead: float, palette: Palette) -> Text:
-    """Return a lead (validation accuracy above the twin's) in its colour."""
-    return Text(written(lead, "+.3f"), style=palette.good if lead >= 0 else palette.bad)
-
-
-def gain_text(gain: float | None, palette: Palette) -> Text:
-    """Return a gain (utility above the twin's, in points) in its colour; a dash for None."""
-    if gain is None:
-        return Text("-", style=palette.muted)
-    return Text(written(gain, "+.1f"), style=palette.good if gain >= 0 else palette.bad)
+    text.append_text(difference_text(last.gain, "+.1f", palette))
+    text.append("  val. difference ", style=palette.muted)
+    text.append_text(difference_text(last.validation_gain, "+.1f", palette))
+    return text.append(f" {sparkline([score.rank for score in means], 12)}", style=palette.grown)
 
 
 def slot_glyphs(stages: list[int], palette: Palette) -> Text:
@@ -307,3 +294,45 @@ def _status(row: Row, palette: Palette) -> Text:
 def _curve(row: Row, steps: Sequence[EpochCompleted], palette: Palette) -> Text:
     accuracies = [step.validation_accuracy[row.environment] for step in steps]
     return Text(sparkline(accuracies, 24), style=palette.grown)
+
+
+_SEEDS: tuple[tuple[type[SeedEvent], Stage, str], ...] = (
+    (SeedGerminated, Stage.GERMINATED, "germinated"),
+    (SeedFossilized, Stage.FOSSILISED, "fossilised"),
+    (SeedPruned, Stage.PRUNED, "pruned"),
+)
+
+
+def feed(moment: Moment, lines: int, palette: Palette) -> Text:
+    """Return the latest ``lines`` events as text, one per line."""
+    lines_by_time: list[tuple[float, Text]] = []
+    for kind, stage, word in _SEEDS:
+        for event in islice(reversed(moment.events(kind)), lines):
+            lines_by_time += [
+                (event.time, line) for line in _seeds(moment, event, stage, word, palette)
+            ]
+    for rollback in islice(reversed(moment.events(GovernorRollback)), lines):
+        names = " ".join(map(str, rollback.environment))
+        line = Text(f"{_when(rollback)} env {names} ↩ rolled back", style=palette.bad)
+        lines_by_time.append((rollback.time, line))
+    for checkpoint in islice(reversed(moment.events(CheckpointSaved)), lines):
+        line = Text(f"r{checkpoint.round:<9} ⇩ checkpoint", style=palette.muted)
+        lines_by_time.append((checkpoint.time, line))
+    lines_by_time.sort(key=lambda item: -item[0])
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in lines_by_time[:lines])
+
+
+def _seeds(
+    moment: Moment, event: SeedEvent, stage: Stage, word: str, palette: Palette
+) -> Iterator[Text]:
+    for environment, slot, blueprint in zip(
+        event.environment, event.slot, event.blueprint, strict=True
+    ):
+        line = Text(f"{_when(event)} env {environment:<3} ")
+        line.append(f"{GLYPHS[stage]} {word}", style=palette.stage(stage))
+        name = moment.slot_names(environment, slot + 1, event.round)[slot]
+        yield line.append(f" {blueprint} in {name}")
+
+
+def _when(event: SeedEvent | GovernorRollback) -> str:
+    return f"r{event.round} s{event.step}".ljust(10)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.color import Color
 from rich.style import Style
@@ -40,56 +40,46 @@ class Frame:
     right: float | None = None
 
 
-@dataclass(slots=True)
-class _Drawn:
-    """The content of a plot; the plot is redrawn only when this changes."""
-
-    places: Sequence[float] = ()
-    curves: Sequence[Curve] = ()
-    frame: Frame = field(default_factory=Frame)
-
-
 class Plot(PlotextPlot):
     """A plot with a title and a legend."""
 
     def __init__(self, title: str, id: str):
         super().__init__(id=id)
         self.caption = title
-        self._drawn = _Drawn()
+        self._picture: tuple[Sequence[float], Sequence[Curve], Frame] = (), (), Frame()
 
     def show(
-        self, places: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
+        self, positions: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
     ) -> None:
-        """Draw curves over ``places``, the rounds or steps of their values."""
-        wanted = _Drawn(places, curves, frame or Frame())
-        if wanted == self._drawn:
-            return
-        self._drawn = wanted
-        self._build()
-        self.refresh()
+        """Draw curves over ``positions``, the rounds or steps of their values, if they changed."""
+        content = positions, curves, frame or Frame()
+        if content != self._picture:
+            self._picture = content
+            self._build(*content)
+            self.refresh()
 
-    def _build(self) -> None:
-        plt, frame = self.plt, self._drawn.frame
+    def _build(self, positions: Sequence[float], curves: Sequence[Curve], frame: Frame) -> None:
+        plt = self.plt
         plt.clear_figure()
-        self.border_title = self._title()
+        self.border_title = self._title(curves)
         plt.xaxes(True, False)
         plt.yaxes(True, False)
-        for curve in self._drawn.curves:
-            for xs, ys in _pieces(self._drawn.places, curve.values):
+        for curve in curves:
+            for xs, ys in _pieces(positions, curve.values):
                 plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
         plt.ylim(frame.low, frame.high)
         plt.xlim(frame.left, frame.right)
-        ticks = _whole_ticks(self._drawn.places, frame)
+        ticks = _whole_ticks(positions, frame)
         plt.xticks(ticks, [str(tick) for tick in ticks])
         if frame.low is not None and frame.high is not None:
             levels = [frame.low, (frame.low + frame.high) / 2, frame.high]
             plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
 
-    def _title(self) -> Content:
+    def _title(self, curves: Sequence[Curve]) -> Content:
         """The caption, followed by the label of every curve in its colour."""
         parts = [Content(self.caption)]
-        if len(self._drawn.curves) > 1:
-            for curve in self._drawn.curves:
+        if len(curves) > 1:
+            for curve in curves:
                 sample = f"  {_SAMPLE.get(curve.marker, curve.marker)} {curve.label}"
                 parts.append(Content.styled(sample, _hex(curve.style)))
         return Content("").join(parts)
@@ -101,13 +91,13 @@ _SAMPLE = {"braille": "━"}
 
 
 def _pieces(
-    places: Sequence[float], values: Sequence[Number | None]
+    positions: Sequence[float], values: Sequence[Number | None]
 ) -> list[tuple[list[float], list[float]]]:
     """The finite segments of a curve, thinned to fewer than 800 points."""
-    stride = max(1, len(places) // 400)
+    stride = max(1, len(positions) // 400)
     pieces: list[tuple[list[float], list[float]]] = []
     gap = True
-    for x, value in zip(places[::stride], values[::stride], strict=False):
+    for x, value in zip(positions[::stride], values[::stride], strict=False):
         y = to_float(value)
         if y is None or not math.isfinite(y):
             gap = True
@@ -126,12 +116,12 @@ def _rgb(style: str) -> tuple[int, int, int]:
     return triplet.red, triplet.green, triplet.blue
 
 
-def _whole_ticks(places: Sequence[float], frame: Frame) -> list[float]:
+def _whole_ticks(positions: Sequence[float], frame: Frame) -> list[float]:
     """Up to five integer ticks of the horizontal axis, which counts rounds or steps."""
-    if not places:
+    if not positions:
         return []
-    low = places[0] if frame.left is None else frame.left
-    high = places[-1] if frame.right is None else frame.right
+    low = positions[0] if frame.left is None else frame.left
+    high = positions[-1] if frame.right is None else frame.right
     return sorted({round(low + part * (high - low) / 4) for part in range(5)})
 
 

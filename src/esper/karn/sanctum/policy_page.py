@@ -1,20 +1,116 @@
 """The second page: health of the policy's heads, metrics of its updates, and plots."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
-from esper.karn.sanctum.formatting import compact, sparkline, trend, written
+from esper.karn.sanctum.formatting import compact, number_text, sparkline, to_float, trend
 from esper.karn.sanctum.header import learning_rate
-from esper.karn.sanctum.heads import Head, State, heads, series
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.plot import Curve, Plot
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.view import Lines, View
+from esper.karn.sanctum.widgets import Lines, View
+from esper.leyline.actions import HEADS
+from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted
-from esper.leyline.metrics import Metric, parts_of
+from esper.leyline.metrics import Metric, part_metric, parts_of
+
+ROWS = (*HEADS, "value")
+"""The heads that are shown: the action heads, and the critic's ``value``."""
+
+BOUNDS = Thresholds()
+EXPLODING = 100.0
+"""Gradient norm above which a head is shown as exploding. The anomaly detector has no such bound;
+it compares a gradient norm with its running mean."""
+
+
+class State(Enum):
+    """Health of a head: a glyph and its name."""
+
+    MISSING = "∅ missing"
+    NOT_FINITE = "✖ not finite"
+    EXPLODING = "▲ exploding"
+    VANISHING = "▽ vanishing"
+    COLLAPSED = "▬ collapsed"
+    IDLE = "· no choice"
+    HEALTHY = "● healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """One head after the latest update.
+
+    Attributes:
+        name: name of the head.
+        gradients: gradient norm in every update; None where it is missing.
+        entropies: entropy in every update, nats per decision; empty for the critic.
+        choice: share of decisions in which it had a choice; None where it was not recorded.
+    """
+
+    name: str
+    gradients: Sequence[Number | None]
+    entropies: Sequence[Number | None]
+    choice: float | None
+
+    @property
+    def gradient(self) -> float | None:
+        """Gradient norm in the last update; None where it is missing."""
+        return to_float(self.gradients[-1])
+
+    @property
+    def entropy(self) -> float | None:
+        """Entropy in the last update, nats; None where it is missing."""
+        return to_float(self.entropies[-1]) if self.entropies else None
+
+    @property
+    def had_choice(self) -> bool:
+        """Whether the head had a choice in the last update; without one it needs no gradient."""
+        if self.choice is not None:
+            return self.choice > 0
+        return self.name == "value" or self.entropy != 0 or self.gradient != 0
+
+    @property
+    def state(self) -> State:
+        """Health of the head: the worst state that applies."""
+        gradient, entropy = self.gradient, self.entropy
+        if gradient is None:
+            return State.MISSING
+        if not math.isfinite(gradient) or (entropy is not None and not math.isfinite(entropy)):
+            return State.NOT_FINITE
+        if not self.had_choice:
+            return State.IDLE
+        if gradient > EXPLODING:
+            return State.EXPLODING
+        if gradient < BOUNDS.gradient_vanishing:
+            return State.VANISHING
+        if entropy is not None and entropy < BOUNDS.entropy_collapse:
+            return State.COLLAPSED
+        return State.HEALTHY
+
+
+def heads(updates: Sequence[PPOUpdateCompleted]) -> list[Head]:
+    """Return the heads after the last of ``updates``, which must not be empty."""
+    last = updates[-1].metrics
+    return [
+        Head(
+            name,
+            series(updates, part_metric(Metric.HEAD_GRAD_NORMS, name)),
+            series(updates, part_metric(Metric.HEAD_ENTROPY, name)) if name != "value" else (),
+            to_float(last.get(part_metric(Metric.HEAD_CHOICE, name))),
+        )
+        for name in ROWS
+    ]
+
+
+def series(updates: Sequence[PPOUpdateCompleted], name: str) -> list[Number | None]:
+    """Return a metric of every update; None where an update does not have it."""
+    return [update.metrics.get(name) for update in updates]
+
 
 RECENT = 200
 """Number of latest updates that the tables read; more than the longest sparkline shows."""
@@ -94,29 +190,29 @@ class Policy(View):
             self._show_plots(updates, palette)
 
     def _show_plots(self, updates: Sequence[PPOUpdateCompleted], palette: Palette) -> None:
-        places = [float(update.update) for update in updates]
+        numbers = [float(update.update) for update in updates]
         looks = ((palette.grown, "braille"), (palette.twin, "·"))
-        for name, _, wanted in PLOTS:
+        for name, _, lines in PLOTS:
             curves = [
                 Curve(label, series(updates, metric), *look)
-                for (label, metric), look in zip(wanted, looks, strict=False)
+                for (label, metric), look in zip(lines, looks, strict=False)
             ]
-            self.plots[name].show(places, curves)
+            self.plots[name].show(numbers, curves)
 
 
 def _schedule(moment: Moment) -> str:
     """Learning rates per group, entropy weight and clip range, where the run reports them."""
     metrics = moment.updates[-1].metrics
     rates = [
-        f"{group} {written(metrics[name], '.3g')}"
+        f"{group} {number_text(metrics[name], '.3g')}"
         for name, group in parts_of(Metric.LEARNING_RATE, metrics).items()
     ]
-    others = [
-        f"{label} {written(metrics[name], '.3g')}"
+    weights = [
+        f"{label} {number_text(metrics[name], '.3g')}"
         for label, name in (("entropy weight", Metric.ENTROPY_WEIGHT), ("clip", Metric.CLIP))
         if name in metrics
     ]
-    return "".join(f"  {part}" for part in rates + others)
+    return "".join(f"  {part}" for part in rates + weights)
 
 
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
@@ -137,12 +233,12 @@ def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: i
 
 def _head_line(head: Head, spark: int, palette: Palette) -> Text:
     style = getattr(palette, _STYLES[head.state])
-    broken = head.state in (State.MISSING, State.NOT_FINITE)
+    is_broken = head.state in (State.MISSING, State.NOT_FINITE)
     line = Text(f"{head.name:<13}", style="bold")
     entropy = compact(head.entropies[-1]) if head.entropies else ""
     line.append(f"{entropy:>9} ")
     line.append(f"{sparkline(head.entropies, spark):<{spark}} ", style=palette.twin)
-    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if broken else "")
+    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if is_broken else "")
     line.append(f"{trend(head.gradients)} ")
     line.append(f"{sparkline(head.gradients, spark):<{spark}} ", style=palette.grown)
     choice = "" if head.choice is None else f"{100 * head.choice:.0f} %"
@@ -153,10 +249,10 @@ def _head_line(head: Head, spark: int, palette: Palette) -> Text:
 def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
     """Return losses and other metrics with sparklines, two per line."""
     recent = updates[-RECENT:]
-    known = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
+    scalars = [(label, name) for label, name in SCALARS if name in updates[-1].metrics]
     half = max(38, min(78, width // 2))
     text = Text(no_wrap=True, overflow="ellipsis")
-    for i, (label, name) in enumerate(known):
+    for i, (label, name) in enumerate(scalars):
         text.append("\n" if i % 2 == 0 else " ")
         text.append_text(_scalar(label, series(recent, name), half - 1, palette))
     return text

@@ -58,7 +58,7 @@ class Row:
     blueprints: list[str]
     op: str
     success: bool
-    added: int
+    added_parameters: int
     rolled_back: bool
 
     @property
@@ -77,7 +77,7 @@ class Row:
             return Status.BEHIND
         if any(stage in _DEVELOPING for stage in self.stages):
             return Status.GROWING
-        if self.added or Stage.FOSSILISED in self.stages:
+        if self.added_parameters or Stage.FOSSILISED in self.stages:
             return Status.GROWN
         return Status.PLAIN
 
@@ -113,7 +113,7 @@ def _of_step(moment: Moment, step: EpochCompleted) -> list[Row]:
             blueprints=[moment.blueprint_name(kind) for kind in step.blueprint[i]],
             op=op_name(step.op[i]),
             success=step.success[i],
-            added=step.added_parameters[i],
+            added_parameters=step.added_parameters[i],
             rolled_back=i in moment.rolled_back,
         )
         for i in range(len(step.reward))
@@ -133,7 +133,7 @@ def _of_outcome(outcome: EpisodeOutcome) -> list[Row]:
             blueprints=[],
             op="",
             success=True,
-            added=outcome.added_parameters[i],
+            added_parameters=outcome.added_parameters[i],
             rolled_back=outcome.rolled_back[i] > 0,
         )
         for i in range(len(outcome.accuracy))
@@ -145,7 +145,7 @@ SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
     "val. acc": (lambda row: row.accuracy, True),
     "lead": (lambda row: row.lead, True),
     "reward": (lambda row: row.reward, True),
-    "added": (lambda row: row.added, True),
+    "added": (lambda row: row.added_parameters, True),
     "last op": (lambda row: row.op, False),
     "status": (lambda row: list(Status).index(row.status), False),
 }
@@ -154,24 +154,24 @@ SORTS: dict[str, tuple[Callable[[Row], float | str], bool]] = {
 FILTERS: dict[str, Callable[[Row], bool]] = {
     "all": lambda row: True,
     "growing": lambda row: row.status is Status.GROWING,
-    "grown": lambda row: row.added > 0,
+    "grown": lambda row: row.added_parameters > 0,
     "in trouble": lambda row: row.status in TROUBLE,
 }
 
 
-def arranged(found: list[Row], sort: str, reverse: bool, keep: str, words: str) -> list[Row]:
+def arrange(every: list[Row], sort: str, reverse: bool, keep: str, words: str) -> list[Row]:
     """Return the rows that pass a filter and contain all of ``words``, sorted.
 
     NaN sorts as the largest value, so it comes first in descending order.
     """
-    wanted = words.lower().split()
-    kept = [
-        row for row in found if FILTERS[keep](row) and all(word in row.words for word in wanted)
+    terms = words.lower().split()
+    matches = [
+        row for row in every if FILTERS[keep](row) and all(word in row.words for word in terms)
     ]
     value, descending = SORTS[sort]
 
     def key(row: Row) -> float | str:
-        found = value(row)
-        return math.inf if isinstance(found, float) and math.isnan(found) else found
+        number = value(row)
+        return math.inf if isinstance(number, float) and math.isnan(number) else number
 
-    return sorted(kept, key=key, reverse=descending != reverse)
+    return sorted(matches, key=key, reverse=descending != reverse)

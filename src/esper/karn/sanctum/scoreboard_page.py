@@ -1,23 +1,45 @@
 """The fifth page: the episodes and rounds with the largest gain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from math import isfinite
 from statistics import fmean
+from typing import Generic, TypeVar
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from esper.karn.sanctum.formatting import count, written
-from esper.karn.sanctum.memo import PerEventCache
-from esper.karn.sanctum.overview_page import gain_text
+from esper.karn.sanctum.formatting import count, difference_text, number_text
 from esper.karn.sanctum.palette import Palette
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.table import Column, RowsTable
-from esper.karn.sanctum.view import View
-from esper.leyline.events import EpisodeOutcome, to_floats
+from esper.karn.sanctum.widgets import Column, RowsTable, View
+from esper.leyline.events import EpisodeOutcome, Event, to_floats
 
-SHOWN = 100
+E = TypeVar("E", bound=Event)
+T = TypeVar("T")
+
+
+class PerEventCache(Generic[E, T]):
+    """Wraps a function of an event so that it is called once per event.
+
+    Sanctum redraws up to ten times per second, and a run may have ten thousand rounds whose
+    outcomes no longer change.
+    """
+
+    def __init__(self, function: Callable[[E], T]):
+        self.function = function
+        # Keeping a reference to the event prevents another object from reusing its id.
+        self._values: dict[int, tuple[E, T]] = {}
+
+    def __call__(self, event: E) -> T:
+        entry = self._values.get(id(event))
+        if entry is None:
+            entry = self._values[id(event)] = event, self.function(event)
+        return entry[1]
+
+
+MAX_SCORES = 100
 """Maximum number of entries in each table."""
 
 
@@ -45,12 +67,12 @@ class Score:
     accuracy: float
     twin: float
     episode_return: float
-    added: float
+    added_parameters: float
     fossilised: float
 
     @property
     def rank(self) -> float:
-        """What scores are sorted by: the gain, else the gain on validation."""
+        """What scores are sorted by: the gain, else the validation difference."""
         return self.validation_gain if self.gain is None else self.gain
 
 
@@ -72,7 +94,7 @@ def episodes(outcome: EpisodeOutcome) -> list[Score]:
         )
         for i in range(len(outcome.accuracy))
     ]
-    return nlargest(SHOWN, (s for s in scores if isfinite(s.rank)), key=lambda s: s.rank)
+    return nlargest(MAX_SCORES, (s for s in scores if isfinite(s.rank)), key=lambda s: s.rank)
 
 
 def mean(outcome: EpisodeOutcome) -> Score:
@@ -114,15 +136,20 @@ class Scoreboard(View):
     def draw(self, moment: Moment, palette: Palette) -> None:
         """Draw the best episodes and rounds up to a moment."""
         every = (score for outcome in moment.outcomes for score in self._episodes(outcome))
-        self.best = nlargest(SHOWN, every, key=lambda s: s.rank)
+        self.best = nlargest(MAX_SCORES, every, key=lambda s: s.rank)
         means = [
             score for outcome in moment.outcomes if isfinite((score := self._mean(outcome)).rank)
         ]
-        self.rounds = nlargest(SHOWN, means, key=lambda s: s.rank)
+        self.rounds = nlargest(MAX_SCORES, means, key=lambda s: s.rank)
         front: list[Column[Score]] = [
-            Column("gain", 6, lambda score: gain_text(score.gain, palette), True),
-            Column("on val.", 7, lambda score: gain_text(score.validation_gain, palette), True),
-            Column("round", 5, lambda score: str(score.round), True),
+            Column("gain", 6, lambda s: difference_text(s.gain, "+.1f", palette), True),
+            Column(
+                "on val.",
+                7,
+                lambda score: difference_text(score.validation_gain, "+.1f", palette),
+                True,
+            ),
+            Column("round", 5, lambda s: str(s.round), True),
         ]
         self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
@@ -142,9 +169,9 @@ _EPISODE: tuple[Column[Score], ...] = (
 def _back(form: str) -> tuple[Column[Score], ...]:
     """The last columns of both tables; ``form`` is the number format of fossilised seeds."""
     return (
-        Column("val. acc", 8, lambda score: written(score.accuracy), True),
-        Column("twin", 5, lambda score: written(score.twin), True),
-        Column("added", 6, lambda score: count(score.added), True),
+        Column("val. acc", 8, lambda score: number_text(score.accuracy), True),
+        Column("twin", 5, lambda score: number_text(score.twin), True),
+        Column("added", 6, lambda score: count(score.added_parameters), True),
         Column("kept", 4, lambda score: format(score.fossilised, form), True),
-        Column("return", 8, lambda score: written(score.episode_return, "+.3f"), True),
+        Column("return", 8, lambda score: number_text(score.episode_return, "+.3f"), True),
     )

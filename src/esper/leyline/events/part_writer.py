@@ -1,10 +1,8 @@
 """Writes lines of events to Parquet in the form of ``leyline.events.parts``."""
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +12,10 @@ import pyarrow.parquet
 from esper.leyline.events import (
     DecisionsMade,
     EpochCompleted,
-    PPOUpdateCompleted,
     SeedSignalsMeasured,
-    TrainingStarted,
     event_type,
 )
-from esper.leyline.events.parts import FOLDER, SCHEMA, SUMMARY_KEY, Summary, part_name
+from esper.leyline.events.parts import FOLDER, SCHEMA, part_name
 from esper.leyline.events.reader import try_decode
 
 PART_BYTES = 8 * 2**20
@@ -43,15 +39,15 @@ def write_part(run: Path, start: int, lines: list[bytes]) -> None:
     """
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    made = folder / "part.made"
+    draft = folder / "part.made"
     try:
-        write_lines(lines, made)
-        made.replace(folder / part_name(start, lines, made.read_bytes()))
+        write_lines(lines, draft)
+        draft.replace(folder / part_name(start, lines, draft.read_bytes()))
     finally:
-        made.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
-def write_lines(lines: Iterable[bytes], target: Path) -> Summary:
+def write_lines(lines: Iterable[bytes], target: Path) -> None:
     """Write lines to one Parquet file atomically, flushed to the disk; see ``parts.SCHEMA``.
 
     Memory holds two row groups of them at a time.
@@ -63,7 +59,7 @@ def write_lines(lines: Iterable[bytes], target: Path) -> Summary:
     try:
         # Not a path: pyarrow would take one such as "s3:/x" for a remote address.
         with draft.open("wb") as file:
-            summary = _write(lines, file)
+            _write(lines, file)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)
@@ -71,11 +67,9 @@ def write_lines(lines: Iterable[bytes], target: Path) -> Summary:
         raise OSError(str(error)) from error
     finally:
         draft.unlink(missing_ok=True)
-    return summary
 
 
-def _write(lines: Iterable[bytes], file: Any) -> Summary:
-    rows = _Rows()
+def _write(lines: Iterable[bytes], file: Any) -> None:
     with pyarrow.parquet.ParquetWriter(
         file,
         SCHEMA,
@@ -84,64 +78,46 @@ def _write(lines: Iterable[bytes], file: Any) -> Summary:
         use_dictionary=["event_type"],
         data_page_size=GROUP_BYTES,
     ) as writer:
+        start = 0
         for chunk in chunks(lines, 2 * GROUP_BYTES):
-            for table in rows.tables(chunk):
+            for table in _tables(chunk, start):
                 groups = -(-table.nbytes // GROUP_BYTES)
                 writer.write_table(table, row_group_size=-(-len(table) // groups))
-        summary = rows.summary()
-        writer.add_key_value_metadata({SUMMARY_KEY: json.dumps(asdict(summary))})
-    return summary
+            start += len(chunk)
 
 
 def chunks(lines: Iterable[bytes], size: int) -> Iterator[list[bytes]]:
     """Split lines into lists of at least ``size`` bytes, the last of which may be smaller."""
     chunk: list[bytes] = []
-    held = 0
+    size_of_chunk = 0
     for line in lines:
         chunk.append(line)
-        held += len(line)
-        if held >= size:
+        size_of_chunk += len(line)
+        if size_of_chunk >= size:
             yield chunk
-            chunk, held = [], 0
+            chunk, size_of_chunk = [], 0
     if chunk:
         yield chunk
 
 
-class _Rows:
-    """Makes the rows of lines, and notes what they hold."""
+def _tables(lines: list[bytes], start: int) -> Iterator[pyarrow.Table]:
+    """The rows of each row group: every large kind has its own, the others share one."""
+    groups: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for number, line in enumerate(lines, start):
+        row = _row(line, number)
+        groups[row[0] if row[0] in LARGE else ""].append(row)
+    for rows in groups.values():
+        columns = zip(SCHEMA, zip(*rows, strict=True), strict=True)
+        arrays = [pyarrow.array(column, field.type) for field, column in columns]
+        yield pyarrow.table(arrays, schema=SCHEMA)
 
-    def __init__(self) -> None:
-        self._number = self._unreadable = self._started = 0
-        self._metrics: dict[str, None] = {}
 
-    def summary(self) -> Summary:
-        return Summary(self._unreadable, self._started, list(self._metrics))
-
-    def tables(self, lines: list[bytes]) -> Iterator[pyarrow.Table]:
-        """The rows of each row group: every large kind has its own, the others share one."""
-        groups: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        for line in lines:
-            row = self._row(line)
-            groups[row[0] if row[0] in LARGE else ""].append(row)
-        for rows in groups.values():
-            columns = zip(*rows, strict=True)
-            arrays = [
-                pyarrow.array(column, field.type)
-                for column, field in zip(columns, SCHEMA, strict=True)
-            ]
-            yield pyarrow.table(arrays, schema=SCHEMA)
-
-    def _row(self, line: bytes) -> tuple[Any, ...]:
-        text, event = line.rstrip(b"\n"), try_decode(line)
-        kind = None if event is None else event_type(type(event))
-        self._unreadable += event is None
-        self._started += isinstance(event, TrainingStarted)
-        if isinstance(event, PPOUpdateCompleted):
-            self._metrics |= dict.fromkeys(event.metrics)
-        number, self._number = self._number, self._number + 1
-        time, *numbers = (getattr(event, name, None) for name in ("time", "round", "step"))
-        about = time, *(n if n is not None and -(2**63) <= n < 2**63 else None for n in numbers)
-        return (kind, *about, number, _text(text))
+def _row(line: bytes, number: int) -> tuple[Any, ...]:
+    event = try_decode(line)
+    kind = None if event is None else event_type(type(event))
+    time, *numbers = (getattr(event, name, None) for name in ("time", "round", "step"))
+    about = time, *(n if n is not None and -(2**63) <= n < 2**63 else None for n in numbers)
+    return (kind, *about, number, _text(line.rstrip(b"\n")))
 
 
 def _text(line: bytes) -> str:

@@ -9,7 +9,6 @@ lines.
 """
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,9 +22,6 @@ import pyarrow.parquet
 
 FOLDER: Final = "events"
 """Name of the folder of parts in a run directory."""
-
-SUMMARY_KEY: Final = "esper_events"
-"""Key of the summary in the metadata of a part: JSON with the fields of ``Summary``."""
 
 SCHEMA: Final = pyarrow.schema(
     [
@@ -62,21 +58,6 @@ class Part:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a part holds.
-
-    Attributes:
-        unreadable: number of lines that are not events.
-        started: number of ``TRAINING_STARTED`` events.
-        metrics: names of the metrics that its updates report.
-    """
-
-    unreadable: int
-    started: int
-    metrics: list[str]
-
-
 class DamagedPart(ValueError):
     """A part cannot be read; the message says why in one line."""
 
@@ -100,14 +81,14 @@ def parts_of(run: Path, events: BinaryIO) -> list[Part]:
         events: its ``events.jsonl``, opened before, so that lines which move to a part from now on
             are still in it; its position changes.
     """
-    found = _all_parts(run)
-    return _without_gaps(run, found[: _superseded_from(found, events)])
+    parts = _all_parts(run)
+    return _without_gaps(run, parts[: _superseded_from(parts, events)])
 
 
 def superseded_parts(run: Path, events: BinaryIO) -> list[Part]:
     """The parts that ``parts_of`` leaves out, the last one first."""
-    found = _all_parts(run)
-    return found[_superseded_from(found, events) :][::-1]
+    parts = _all_parts(run)
+    return parts[_superseded_from(parts, events) :][::-1]
 
 
 def _all_parts(run: Path) -> list[Part]:
@@ -120,19 +101,19 @@ def _all_parts(run: Path) -> list[Part]:
     return sorted(parts, key=lambda part: (part.start, part.end))
 
 
-def _superseded_from(found: list[Part], events: BinaryIO) -> int:
+def _superseded_from(parts: list[Part], events: BinaryIO) -> int:
     # Only now: a line that comes after the list of parts was read is in none of them.
     events.seek(0)
     first = events.readline()
     digest = _digest(first) if first.endswith(b"\n") else None
-    firsts = [part.first for part in found]
-    return firsts.index(digest) if digest in firsts else len(found)
+    firsts = [part.first for part in parts]
+    return firsts.index(digest) if digest in firsts else len(parts)
 
 
-def _without_gaps(run: Path, found: list[Part]) -> list[Part]:
+def _without_gaps(run: Path, every: list[Part]) -> list[Part]:
     """The parts with one in place of each that is missing, so that they hold every byte once."""
     parts: list[Part] = []
-    for part in found:
+    for part in every:
         end = parts[-1].end if parts else 0
         if part.start > end:
             parts.append(Part(run / FOLDER / "missing", end, part.start, "", ""))
@@ -145,20 +126,16 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def read_summary(part: Part) -> Summary:
-    """What the metadata of a part say, whose whole content is checked.
+def check_part(part: Part) -> None:
+    """Check the whole content of a part.
 
     Raises:
         DamagedPart: it cannot be read, or differs from what was written.
     """
-    file = _opened(part)
-    try:
-        return Summary(**json.loads((file.metadata.metadata or {})[SUMMARY_KEY.encode()]))
-    except (LookupError, TypeError, ValueError) as error:
-        raise DamagedPart(f"{part.path.name}: it has no summary") from error
+    _open(part)
 
 
-def _opened(part: Part) -> pyarrow.parquet.ParquetFile:
+def _open(part: Part) -> pyarrow.parquet.ParquetFile:
     try:
         content = part.path.read_bytes()
         if _digest(content) != part.content:
@@ -180,20 +157,20 @@ def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
     Raises:
         DamagedPart: it cannot be read, or differs from what was written.
     """
-    wanted, file = list(kinds), _opened(part)
+    names, file = list(kinds), _open(part)
     groups = [
         group
         for group in range(file.num_row_groups)
-        if not wanted or _may_hold(file.metadata.row_group(group), wanted)
+        if not names or _may_hold(file.metadata.row_group(group), names)
     ]
     try:
         columns = ["event_type", "line", "data"]
         table = file.read_row_groups(groups, columns=columns, use_threads=False)
-        if wanted:
+        if names:
             kind = table.column("event_type")
-            chosen = pyarrow.compute.is_in(kind, value_set=pyarrow.array(wanted))
+            of_kinds = pyarrow.compute.is_in(kind, value_set=pyarrow.array(names))
             unknown = pyarrow.compute.is_null(kind)
-            table = table.filter(pyarrow.compute.or_(chosen, unknown))
+            table = table.filter(pyarrow.compute.or_(of_kinds, unknown))
         lines = table.sort_by("line").column("data").to_pylist()
         return [line.encode() + b"\n" for line in lines]
     except (pyarrow.ArrowException, AttributeError, LookupError) as error:
@@ -202,10 +179,10 @@ def read_lines(part: Part, kinds: Iterable[str] = ()) -> list[bytes]:
 
 def _may_hold(group: pyarrow.parquet.RowGroupMetaData, kinds: list[str]) -> bool:
     """Whether a row group may have events of these kinds, or lines that are not events."""
-    found = group.column(0).statistics
-    if found is None or not found.has_min_max or found.null_count != 0:
+    statistics = group.column(0).statistics
+    if statistics is None or not statistics.has_min_max or statistics.null_count != 0:
         return True
-    return found.min != found.max or found.min in kinds
+    return statistics.min != statistics.max or statistics.min in kinds
 
 
 def read_text(part: Part) -> bytes:
@@ -214,8 +191,8 @@ def read_text(part: Part) -> bytes:
         text = b"".join(read_lines(part))
     except DamagedPart:
         text = b""
-    whole = len(text) == part.end - part.start
-    return text if whole else b"?" * (part.end - part.start - 1) + b"\n"
+    is_complete = len(text) == part.end - part.start
+    return text if is_complete else b"?" * (part.end - part.start - 1) + b"\n"
 
 
 def lines_backwards(parts: list[Part]) -> Iterator[bytes]:

@@ -44,9 +44,9 @@ def _lists_agree(event: Event) -> bool:
     A list with a default may be empty, as in events of an older schema, and so may those of a run
     that has no hosts.
     """
-    needed, optional = _lists_of(type(event))
-    lengths = {len(getattr(event, name)) for name in needed}
-    lengths |= {len(found) for name in optional if (found := getattr(event, name))}
+    required, optional = _lists_of(type(event))
+    lengths = {len(getattr(event, name)) for name in required}
+    lengths |= {len(entries) for name in optional if (entries := getattr(event, name))}
     return len(lengths) <= 1
 
 
@@ -91,7 +91,7 @@ class EventReader:
         self._mark = b""
         self._kinds = [name for name, kind in EVENTS.items() if issubclass(kind, kinds)]
         self._check = check
-        self._wanted = tuple(_TAG + f'{name}"'.encode() for name in self._kinds)
+        self._prefixes = tuple(_TAG + f'{name}"'.encode() for name in self._kinds)
         self._text: tuple[Part | None, bytes] = None, b""
 
     def __iter__(self) -> Iterator[tuple[bytes, Event]]:
@@ -122,13 +122,13 @@ class EventReader:
     def events_in(self, lines: Iterable[bytes]) -> Iterator[tuple[bytes, Event]]:
         """The events of the wanted kinds in some lines; the others are counted if unreadable."""
         for line in lines:
-            other = self._wanted and line.startswith(_TAG) and not line.startswith(self._wanted)
-            if other and not self._check:
+            skip = self._prefixes and line.startswith(_TAG) and not line.startswith(self._prefixes)
+            if skip and not self._check:
                 continue
             event = try_decode(line)
             if event is None:
                 self.unreadable += 1
-            elif not other:
+            elif not skip:
                 yield line, event
 
     def appended(self, limit: int = CHUNK) -> list[bytes]:
@@ -159,12 +159,12 @@ class EventReader:
                     limit *= 2
                 behind = len(data) == limit
         self.behind = behind
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
+        complete = data[: data.rfind(b"\n") + 1]
+        self.offset += len(complete)
         # No more than the last line, which lies in one file however lines are moved.
-        last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        last = complete[complete.rfind(b"\n", 0, -1) + 1 :]
         self._mark = last[-_MARK:] or self._mark
-        return whole.split(b"\n")[:-1]
+        return complete.split(b"\n")[:-1]
 
     def read_at(self, offset: int, length: int) -> bytes:
         """``length`` bytes of a line that ``appended`` has returned, ``offset`` bytes into the log;
@@ -178,11 +178,11 @@ class EventReader:
 
     def _read(self, parts: list[Part], file: BinaryIO, offset: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``offset`` in the log, of the one file that has them."""
-        place = bisect_right(parts, offset, key=lambda part: part.end)
-        if place == len(parts):
+        number = bisect_right(parts, offset, key=lambda part: part.end)
+        if number == len(parts):
             file.seek(offset - (parts[-1].end if parts else 0))
             return file.read(length)
-        part = parts[place]
+        part = parts[number]
         if self._text[0] != part:
             self._text = part, read_text(part)
         start = offset - part.start
@@ -202,13 +202,13 @@ class EventReader:
             return
         with file:
             parts = parts_of(self.run, file)
-            place, rest = file.seek(0, os.SEEK_END), b""
-            while place > 0:
-                size = min(block, place)
-                place = file.seek(place - size)
-                first, *whole = (file.read(size) + rest).split(b"\n")
-                yield from (line for line in reversed(whole) if line)
-                rest = first
-            if rest:
-                yield rest
+            position, tail = file.seek(0, os.SEEK_END), b""
+            while position > 0:
+                size = min(block, position)
+                position = file.seek(position - size)
+                first, *lines = (file.read(size) + tail).split(b"\n")
+                yield from (line for line in reversed(lines) if line)
+                tail = first
+            if tail:
+                yield tail
         yield from lines_backwards(parts)

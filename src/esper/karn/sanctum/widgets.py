@@ -1,4 +1,4 @@
-"""A table that draws only its visible rows."""
+"""Base classes of pages, and the table that draws only its visible rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,18 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical
 from textual.events import Click
 from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.widgets import Static
 
 from esper.karn.sanctum.formatting import harmless
+from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.snapshot import Moment
 
 Cell = Text | str
 T = TypeVar("T")
@@ -130,8 +134,8 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             text.truncate(column.width, overflow="ellipsis")
             text.align("right" if column.right else "left", column.width)
             text.end = ""
-            rendered = text.render(self.app.console)
-            segments += [Segment(s.text, base + (s.style or Style.null())) for s in rendered]
+            pieces = text.render(self.app.console)
+            segments += [Segment(s.text, base + (s.style or Style.null())) for s in pieces]
             segments.append(blank)
         return Strip(segments)
 
@@ -176,3 +180,62 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
                 self.post_message(self.HeadingClicked(self, column.title))
                 return
             x -= column.width + 1
+
+
+WIDE = 140
+"""Least width of a terminal, in characters, for pages with two parts side by side."""
+
+
+class View(Vertical):
+    """One of Sanctum's pages. It draws moments of a run and keeps the last one drawn."""
+
+    title = ""
+
+    class Resized(Message):
+        """The size of the page changed, so it must be redrawn."""
+
+    class Chosen(Message):
+        """The user opened a round, an environment, or an episode of an environment.
+
+        Attributes:
+            round: number of the round; None for the moment that is shown.
+            environment: number of the environment; None for all of them.
+        """
+
+        def __init__(self, round_number: int | None, environment: int | None):
+            super().__init__()
+            self.round, self.environment = round_number, environment
+
+    def __init__(self) -> None:
+        super().__init__(id=self.title)
+        self._latest: tuple[Moment, Palette] | None = None
+
+    def on_resize(self) -> None:
+        """Request that the page be redrawn in its new size."""
+        self.post_message(self.Resized())
+
+    def show(self, moment: Moment, palette: Palette) -> None:
+        """Show a moment."""
+        self._latest = moment, palette
+        self.draw(moment, palette)
+
+    def show_again(self) -> None:
+        """Draw the same moment again, after a choice on the page."""
+        if self._latest is not None:
+            self.draw(*self._latest)
+
+    def draw(self, moment: Moment, palette: Palette) -> None:
+        """Draw a moment; each page implements this."""
+        raise NotImplementedError
+
+
+class Lines(Static):
+    """Lines of text. The page is laid out again only when the number of lines changes."""
+
+    lines = 0
+
+    def show(self, text: Text) -> None:
+        """Show a text."""
+        lines = text.plain.count("\n") + 1 if text else 0
+        self.update(harmless(text), layout=lines != self.lines)
+        self.lines = lines
