@@ -162,9 +162,8 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
         steps=torch.where(blends, state.tempo, steps),
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
-    state = replace(state, pruning=state.pruning | fading)
     state = _in_stage(state, moved.masked_fill(lowered, Stage.BLENDING))
-    return _stopped(state, prunes & ~fading)
+    return _stopped(replace(state, pruning=state.pruning | fading), prunes & ~fading)
 
 
 # Native twin: step/lifecycle.h, roll_back.

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from math import nan
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -93,8 +92,9 @@ class SeedState:
 
     def emptied(self, slots: Tensor) -> "SeedState":
         """The state with the slots emptied where ``slots [N, S]`` is true."""
-        stage = self.stage.masked_fill(slots, Stage.DORMANT)
-        return replace(_filled(self, slots, 0), stage=stage)
+        return SeedState(
+            **_filled(self, slots, 0) | {"stage": self.stage.masked_fill(slots, Stage.DORMANT)}
+        )
 
     @property
     def living(self) -> Tensor:
@@ -173,25 +173,22 @@ class SeedSignals:
         """
         moved = after.living & (before.stage != after.stage)
         born = moved & (before.stage == Stage.DORMANT)
-        signals = self.forget(born)
-        now = accuracy.float()[:, None].expand_as(signals.baseline)
+        # All other signals of an empty slot are already unknown.
+        now = accuracy.float()[:, None]
         return replace(
-            signals,
-            baseline=torch.where(moved, now, signals.baseline),
-            birth_accuracy=torch.where(born, now, signals.birth_accuracy),
+            self,
+            baseline=torch.where(moved, now, self.baseline),
+            birth_accuracy=torch.where(born, now, self.birth_accuracy),
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals, reset to unknown where ``slots [N, S]`` is true."""
         velocity = self.contribution_velocity.masked_fill(slots, 0.0)
-        return replace(_filled(self, slots, nan), contribution_velocity=velocity)
+        return SeedSignals(**_filled(self, slots, nan) | {"contribution_velocity": velocity})
 
 
-_Record = TypeVar("_Record", SeedState, SeedSignals)
-
-
-def _filled(record: _Record, where: Tensor, value: float) -> _Record:
-    """The record with every field set to ``value`` (bools to false) where ``where [N, S]`` is true.
+def _filled(record: SeedState | SeedSignals, where: Tensor, value: float) -> dict[str, Tensor]:
+    """The fields of ``record``, set to ``value`` (bools to false) where ``where [N, S]`` is true.
 
     Fields of one dtype are stacked and filled in one operation.
     """
@@ -204,7 +201,7 @@ def _filled(record: _Record, where: Tensor, value: float) -> _Record:
         fill = value if dtype.is_floating_point else 0
         together = torch.stack(list(named.values())).masked_fill_(where, fill)
         filled |= zip(named, together.unbind(), strict=True)
-    return replace(record, **filled)
+    return filled
 
 
 class StageSets:

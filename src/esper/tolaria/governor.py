@@ -91,9 +91,8 @@ class DivergenceDetector:
             ``Reason`` of every row, int64 ``[N]``.
         """
         limits, loss = self.limits, scores.loss.float()
-        seeds = epoch.seed_gradient_norm.masked_fill(~computing, 0.0)
-        norms = torch.cat([epoch.host_gradient_norm[:, None].to(seeds.dtype), seeds], 1)
-        gradients = norms.isfinite().all(1)
+        gradients = (epoch.seed_gradient_norm.isfinite() | ~computing).all(1)
+        gradients &= epoch.host_gradient_norm.isfinite()
         if epoch.unmeasured is not None:
             gradients |= epoch.unmeasured
         finite = torch.stack([loss, epoch.loss.float()]).isfinite().all(0) & gradients
@@ -117,8 +116,8 @@ class DivergenceDetector:
         self.strikes = (self.strikes + 1) * runaway
 
         reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
-        reason = reason.masked_fill(collapsed, int(Reason.COLLAPSE))
-        reason = reason.masked_fill(~finite, int(Reason.NOT_FINITE))
+        reason = reason.masked_fill_(collapsed, int(Reason.COLLAPSE))
+        reason = reason.masked_fill_(~finite, int(Reason.NOT_FINITE))
         panic = reason != Reason.NONE
         self.strikes = self.strikes.masked_fill(panic, 0)
         self.healthy = ~(panic | runaway)
