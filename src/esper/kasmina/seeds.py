@@ -84,7 +84,7 @@ class SeedState:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "SeedState":
         """The state with ``function`` applied to every field."""
-        return SeedState(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+        return SeedState(*[function(getattr(self, f.name)) for f in fields(self)])
 
     def on_host(self) -> "SeedState":
         """The state in CPU memory: itself if it is there, else a copy; see ``states_on_host``."""
@@ -162,7 +162,7 @@ class SeedSignals:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "SeedSignals":
         """The signals with ``function`` applied to every field."""
-        return SeedSignals(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
+        return SeedSignals(*[function(getattr(self, f.name)) for f in fields(self)])
 
     # Native twin: step/signals.h, enter.
     def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":

@@ -110,9 +110,10 @@ class DivergenceDetector:
             collapsed = experienced & (mean < limits.collapse_mean * guessing)
             collapsed &= (loss - guessing).abs() < limits.collapse_band * guessing
             collapsed &= scores.expected <= limits.collapse_expected / self.classes
-        runaway = experienced & (loss > limits.runaway_loss)
-        runaway &= loss > mean + limits.runaway_deviations * deviation
-        runaway &= loss > limits.runaway_factor * mean
+        usual = torch.maximum(
+            mean + limits.runaway_deviations * deviation, limits.runaway_factor * mean
+        )
+        runaway = experienced & (loss > usual.clamp(min=limits.runaway_loss))
         self.strikes = (self.strikes + 1) * runaway
 
         reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
