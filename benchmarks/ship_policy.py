@@ -18,6 +18,7 @@ from esper.simic.run.checkpoint import agent_parts, load_latest, save
 from esper.simic.run.identity import Identity
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.setup import build_agent
+from esper.tamiyo.policy.features import FeatureNames
 from esper.tamiyo.policy_box import BOX, RUN
 
 KEPT = ("policy", "moments", "counters")
@@ -46,9 +47,10 @@ def ship(run: Path, name: str) -> Path:
     if trained.recorded is not None:
         content["offline"] = {"episodes": trained.recorded}
     (folder / RUN).write_text(json.dumps(content, indent=2) + "\n")
-    fresh = agent_parts(build_agent(trained.settings, torch.device("cpu")))
+    features = trained.checkpoint.features or FeatureNames.current()
+    fresh = agent_parts(build_agent(trained.settings, torch.device("cpu"), features=features))
     parts = {**fresh, **{part: trained.checkpoint.parts[part] for part in KEPT}}
-    save(folder, trained.checkpoint.round, parts, 0, 1, Identity(run=stored["id"]))
+    save(folder, trained.checkpoint.round, parts, 0, 1, Identity(run=stored["id"]), features)
     load_latest(folder)
     return folder
 

@@ -52,5 +52,7 @@ class Table:
 
     def __getitem__(self, index: Tensor | tuple[Tensor, ...]) -> Tensor:
         """The entries at ``index``."""
-        first = index[0] if isinstance(index, tuple) else index
-        return self.on(first.device)[index]
+        if isinstance(index, tuple):
+            return self.on(index[0].device)[index]
+        table = self.on(index.device)
+        return table.take(index) if table.ndim == 1 else table[index]

@@ -162,9 +162,8 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
         steps=torch.where(blends, state.tempo, steps),
         curve=torch.where(blends, FIRST_CURVE[state.style], choice["alpha_curve"]),
     )
-    state = replace(state, pruning=state.pruning | fading)
     state = _in_stage(state, stage.masked_fill(lowers, Stage.BLENDING))
-    return _at_rest(state, prunes & ~fading)
+    return _at_rest(replace(state, pruning=state.pruning | fading), prunes & ~fading)
 
 
 # Native twin: step/lifecycle.h, roll_back.

@@ -193,12 +193,12 @@ class SeedSignals(_Record):
         """
         enters = after.living & (before.stage != after.stage)
         germinates = enters & (before.stage == Stage.DORMANT)
-        signals = self.forget(germinates)
-        now = accuracy.float()[:, None].expand_as(signals.baseline)
+        # All other signals of an empty slot are already unknown.
+        now = accuracy.float()[:, None]
         return replace(
-            signals,
-            baseline=torch.where(enters, now, signals.baseline),
-            birth_accuracy=torch.where(germinates, now, signals.birth_accuracy),
+            self,
+            baseline=torch.where(enters, now, self.baseline),
+            birth_accuracy=torch.where(germinates, now, self.birth_accuracy),
         )
 
     def forget(self, slots: Tensor) -> "SeedSignals":

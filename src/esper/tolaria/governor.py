@@ -94,9 +94,8 @@ class DivergenceDetector:
             ``Reason`` of every row, int64 ``[N]``.
         """
         limits, loss = self.limits, scores.loss.float()
-        seeds = epoch.seed_gradient_norm.masked_fill(~computing, 0.0)
-        norms = torch.cat([epoch.host_gradient_norm[:, None].to(seeds.dtype), seeds], 1)
-        gradients = norms.isfinite().all(1)
+        gradients = (epoch.seed_gradient_norm.isfinite() | ~computing).all(1)
+        gradients &= epoch.host_gradient_norm.isfinite()
         if epoch.unmeasured is not None:
             gradients |= epoch.unmeasured
         finite = torch.stack([loss, epoch.loss.float()]).isfinite().all(0) & gradients
@@ -114,14 +113,15 @@ class DivergenceDetector:
             collapses = has_history & (mean < limits.collapse_mean * guessing)
             collapses &= (loss - guessing).abs() < limits.collapse_band * guessing
             collapses &= scores.expected <= limits.collapse_expected / self.classes
-        runaway = has_history & (loss > limits.runaway_loss)
-        runaway &= loss > mean + limits.runaway_deviations * deviation
-        runaway &= loss > limits.runaway_factor * mean
+        usual = torch.maximum(
+            mean + limits.runaway_deviations * deviation, limits.runaway_factor * mean
+        )
+        runaway = has_history & (loss > usual.clamp(min=limits.runaway_loss))
         self.strikes = (self.strikes + 1) * runaway
 
         reason = (self.strikes >= STRIKES) * int(Reason.RUNAWAY)
-        reason = reason.masked_fill(collapses, int(Reason.COLLAPSE))
-        reason = reason.masked_fill(~finite, int(Reason.NOT_FINITE))
+        reason = reason.masked_fill_(collapses, int(Reason.COLLAPSE))
+        reason = reason.masked_fill_(~finite, int(Reason.NOT_FINITE))
         panic = reason != Reason.NONE
         self.strikes = self.strikes.masked_fill(panic, 0)
         self.healthy = ~(panic | runaway)

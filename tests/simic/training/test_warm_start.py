@@ -16,8 +16,8 @@ from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.setup import build_agent
 from esper.simic.training.vectorized import resume_ppo, run_training
-from esper.simic.training.warm_start import initial_parts
-from esper.tamiyo import policy_box
+from esper.simic.training.warm_start import initial_checkpoint
+from esper.tamiyo.policy import features
 from esper.tamiyo.policy_box import cards
 from small_runs import SMALL, assert_same, tensors
 from synthetic import CPU
@@ -101,11 +101,15 @@ def refused(place: Path, **settings: Any) -> str:
     return str(error.value)
 
 
-def test_a_boxed_policy_of_another_observation_is_refused(
+def test_a_boxed_policy_that_observes_an_unknown_feature_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_box, "OBSERVATION", "0" * 8)
-    assert "was trained on observation" in refused(tmp_path, initial_policy="keep-or-move")
+    monkeypatch.setattr(features, "HOST_FEATURES", features.HOST_FEATURES[1:])
+    own = {"initial_policy": "keep-or-move", "lstm_hidden": 64}
+    assert refused(tmp_path, **own) == (
+        "initial_policy: the checkpoint's policy observes progress, which this version does not "
+        "compute; use the version of Esper that it came with"
+    )
 
 
 def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path: Path) -> None:
@@ -131,9 +135,9 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path
 
 def test_learning_starts_from_a_policy_in_the_box_by_its_name(tmp_path: Path) -> None:
     own = cards()["keep-or-move"].path
-    parts = initial_parts(unflatten({"initial_policy": own.name, "lstm_hidden": 64}))
-    assert parts is not None
-    assert_same(parts["policy"], load_latest(own).parts["policy"])
+    initial = initial_checkpoint(unflatten({"initial_policy": own.name, "lstm_hidden": 64}))
+    assert initial is not None
+    assert_same(initial.parts["policy"], load_latest(own).parts["policy"])
     assert refused(tmp_path, initial_policy=own.name) == (
         f"initial_policy: the LSTM of {own} has width 64, not 8; give --lstm-hidden 64"
     )
@@ -151,8 +155,9 @@ def test_a_run_of_a_gymnasium_task_is_refused(clone: Path, tmp_path: Path) -> No
 
 def test_an_observation_of_another_version_is_refused(clone: Path) -> None:
     config = unflatten({"initial_policy": str(clone), "lstm_hidden": 8})
-    parts = initial_parts(config)
-    host = parts["moments"]["host"]
-    parts["moments"]["host"] = {name: x[:-1] if x.ndim else x for name, x in host.items()}
+    initial = initial_checkpoint(config)
+    assert initial is not None
+    host = initial.parts["moments"]["host"]
+    initial.parts["moments"]["host"] = {name: x[:-1] if x.ndim else x for name, x in host.items()}
     with pytest.raises(UsageError, match=r"^initial_policy: it belongs to another network \("):
-        build_agent(config, CPU, parts)
+        build_agent(config, CPU, initial)

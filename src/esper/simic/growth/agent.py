@@ -12,7 +12,7 @@ from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.features import FeatureNames, Observation
 
 
 def growth_agent(
@@ -25,6 +25,7 @@ def growth_agent(
     impala: ImpalaConfig | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
     group_size: int = 1,
+    features: FeatureNames | None = None,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
 
@@ -35,20 +36,21 @@ def growth_agent(
         impala: settings of IMPALA; None learns by PPO.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
         group_size: environments per group, for the baseline of the group.
+        features: the features that the policy observes; all of this version if None.
 
     Raises:
         UsageError: the initial state is that of another network.
     """
 
     def network() -> FactoredLSTM:
-        policy = FactoredLSTM(config.lstm_hidden)
+        policy = FactoredLSTM(config.lstm_hidden, features=features)
         policy.amp_dtype, policy.threads = amp_dtype, threads
         if initial is not None:
             policy.load_state_dict(initial["policy"])
         return policy
 
     kind = agent_class(device, compile_mode)
-    moments = GrowthMoments(device)
+    moments = GrowthMoments(device, features)
     arguments = impala_arguments(config, impala)
     if config.group_baseline:
         estimator = arguments.get("estimator") or GeneralisedEstimator.of(config)

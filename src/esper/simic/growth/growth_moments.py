@@ -6,12 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.normalise import RunningMoments
-from esper.tamiyo.policy.features import (
-    HOST_FEATURES,
-    SIZE_FEATURES,
-    SLOT_FEATURES,
-    Observation,
-)
+from esper.tamiyo.policy.features import SIZE_FEATURES, FeatureNames, Observation
 
 
 class GrowthMoments:
@@ -19,16 +14,28 @@ class GrowthMoments:
 
     Args:
         device: device of the moments.
+        features: the features that the policy observes; all of this version if None.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, features: FeatureNames | None = None):
+        features = features or FeatureNames.current()
+        self._columns = features.columns(device)
         self.host, self.slots = (
             RunningMoments((len(names),), device, torch.tensor([n in SIZE_FEATURES for n in names]))
-            for names in (HOST_FEATURES, SLOT_FEATURES)
+            for names in (features.host, features.slots)
         )
 
+    def _observed(self, observation: Observation) -> Observation:
+        """The features that the policy observes."""
+        selection = {
+            name: getattr(observation, name).index_select(-1, columns)
+            for name, columns in self._columns.items()
+        }
+        return replace(observation, **selection) if selection else observation
+
     def normalise(self, observation: Observation) -> Observation:
-        """See ``ObservationMoments.normalise``."""
+        """See ``ObservationMoments.normalise``; only features that the policy observes are left."""
+        observation = self._observed(observation)
         return replace(
             observation,
             host=self.host.normalise(observation.host),
@@ -38,6 +45,7 @@ class GrowthMoments:
     def update(self, observation: Observation, valid: Tensor | None) -> None:
         """See ``ObservationMoments.update``; slots that do not exist are ignored."""
         assert valid is None, "growth episodes fill their rollout"
+        observation = self._observed(observation)
         self.host.update(observation.host)
         # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
         exists = observation.masks.exists[..., None]

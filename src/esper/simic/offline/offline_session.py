@@ -227,7 +227,8 @@ class OfflineSession:
                 sync(events)
             length = self.directory.events_length()
             keep = self.config.keep_checkpoints
-            path = save(self.directory.path, epoch, parts, length, keep, self.identity)
+            features = self.trainer.policy.features
+            path = save(self.directory.path, epoch, parts, length, keep, self.identity, features)
         except OSError as error:
             notice(
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "

@@ -30,6 +30,7 @@ from esper.leyline.run_files import is_round
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.identity import Identity
 from esper.simic.run.unusable_run import UnusableRun
+from esper.tamiyo.policy.features import FeatureNames
 
 SCHEMA_VERSION = 4
 _MANIFEST = "manifest.json"
@@ -57,6 +58,8 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
         sha256: checksums of the other files, by name.
         bytes: sizes of these files.
         identity: what the checkpoint belongs to.
+        features: features that the policy observes; None for a policy of a Gymnasium task, and
+            for all features of the version that wrote it, which did not name them.
     """
 
     schema: int
@@ -67,6 +70,7 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     sha256: dict[str, str]
     bytes: dict[str, _Count]
     identity: Identity
+    features: FeatureNames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Checkpoint:
         parts: nested dictionaries of tensors by part name.
         sha256: checksums of the files of the parts, by name.
         identity: what the checkpoint belongs to.
+        features: features that the policy observes; see ``_Manifest``.
     """
 
     path: Path
@@ -90,6 +95,7 @@ class Checkpoint:
     parts: dict[str, dict[str, Any]]
     sha256: dict[str, str]
     identity: Identity
+    features: FeatureNames | None
 
 
 def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
@@ -117,8 +123,11 @@ def save(
     events_bytes: int,
     keep: int,
     identity: Identity,
+    features: FeatureNames | None = None,
 ) -> Path:
     """Write the checkpoint of a round, then remove all but the latest ``keep``.
+
+    ``features`` are those that the policy observes, None for one of a Gymnasium task.
 
     Raises:
         OSError: the checkpoint could not be written or does not read back as written; earlier
@@ -133,7 +142,7 @@ def save(
     draft = folder / f".draft-{round_number:06d}"
     try:
         draft.mkdir()
-        _write(draft, round_number, parts, events_bytes, identity)
+        _write(draft, round_number, parts, events_bytes, identity, features)
         _remove([target])
         draft.rename(target)
     finally:
@@ -160,6 +169,7 @@ def load_latest(run: Path) -> Checkpoint:
             for what in damaged:
                 notice(f"checkpoint: {what}; using that of round {path.name}")
             _check_blueprints(checkpoint.blueprints)
+            _check_features(checkpoint.features)
             return checkpoint
     what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"
     raise UnusableRun(f"{run} has {what}", "start a new run without --resume")
@@ -171,9 +181,25 @@ def latest_identity(run: Path) -> Identity | None:
     Raises:
         UnusableRun: another version of Esper wrote it.
     """
+    manifest = _latest_manifest(run)
+    return manifest and manifest.identity
+
+
+def latest_features(run: Path) -> FeatureNames | None:
+    """Features that the policy of the latest intact manifest observes; None as in ``_Manifest``.
+
+    Raises:
+        UnusableRun: another version of Esper wrote it.
+    """
+    manifest = _latest_manifest(run)
+    _check_features(manifest and manifest.features)
+    return manifest and manifest.features
+
+
+def _latest_manifest(run: Path) -> _Manifest | None:
     for path in reversed(_checkpoints(run)):
         with suppress(CorruptCheckpoint, OSError):
-            return _read_manifest(path / _MANIFEST).identity
+            return _read_manifest(path / _MANIFEST)
     return None
 
 
@@ -190,6 +216,7 @@ def _write(
     parts: dict[str, dict[str, Any]],
     events_bytes: int,
     identity: Identity,
+    features: FeatureNames | None,
 ) -> None:
     """Write the files of a checkpoint and read them back."""
     sums, sizes = {}, {}
@@ -209,6 +236,7 @@ def _write(
         sha256=sums,
         bytes=sizes,
         identity=identity,
+        features=features,
     )
     write_synced(folder / _MANIFEST, _sealed(msgspec.to_builtins(manifest)))
     sync(folder)
@@ -255,6 +283,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         parts,
         manifest.sha256,
         manifest.identity,
+        manifest.features,
     )
 
 
@@ -348,6 +377,15 @@ def _check_blueprints(stored: list[str]) -> None:
         f"the checkpoint's policy has other blueprints ({what}); "
         "register the same ones in the same order"
     )
+
+
+def _check_features(features: FeatureNames | None) -> None:
+    unknown = features.unknown() if features is not None else []
+    if unknown:
+        raise UnusableRun(
+            f"the checkpoint's policy observes {', '.join(unknown)}, which this version does not "
+            "compute; use the version of Esper that it came with"
+        )
 
 
 def _sealed(fields: dict[str, Any]) -> bytes:

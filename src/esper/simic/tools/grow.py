@@ -173,7 +173,8 @@ class GrowingPolicy:
         """
         assert self.checkpoint is not None
         try:
-            agent = build_agent(unflatten({"seed": seed}, self.settings), CPU)
+            settings, features = unflatten({"seed": seed}, self.settings), self.checkpoint.features
+            agent = build_agent(settings, CPU, features=features)
             restore_agent(agent, self.checkpoint.parts)
         except UsageError as error:
             raise _about_policy(error) from error

@@ -13,6 +13,7 @@ from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.runtime import plugins
 from esper.runtime.data import Dataset, FromDirectory
 from esper.runtime.tasks import Task
+from esper.tamiyo.policy.features import FeatureNames
 
 Data = tuple[Dataset | None, ...]
 """Data of a task: its own, those after its drift, and those of its pretraining."""
@@ -35,6 +36,7 @@ class ActorSpec:
         total: number of all environments.
         synchronous: whether results must be those of one process, to the last bit.
         plugins: name and source code of each plugin.
+        features: the features that the policy observes; all of this version if None.
     """
 
     settings: dict[str, Any]
@@ -43,6 +45,7 @@ class ActorSpec:
     total: int
     synchronous: bool
     plugins: tuple[tuple[str, str], ...] = ()
+    features: FeatureNames | None = None
 
     def config(self) -> TrainConfig:
         """The settings; its plugins are run."""
@@ -70,7 +73,12 @@ def with_data(tasks: Sequence[Task], data: dict[str, Data]) -> tuple[Task, ...]:
     return tuple(_with(task, data[task.name]) if task.name in data else task for task in tasks)
 
 
-def actor_specs(config: TrainConfig, cuts: Sequence[int], synchronous: bool) -> list[ActorSpec]:
+def actor_specs(
+    config: TrainConfig,
+    cuts: Sequence[int],
+    synchronous: bool,
+    features: FeatureNames | None = None,
+) -> list[ActorSpec]:
     """The specifications of the actors, whose numbers of environments are ``cuts``."""
     settings = flatten(config)
     for name in _OF_THE_LEARNER:
@@ -79,7 +87,7 @@ def actor_specs(config: TrainConfig, cuts: Sequence[int], synchronous: bool) -> 
     sources = tuple((Path(path).name, Path(path).read_text()) for path in config.world.plugin)
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
     return [
-        ActorSpec(settings, end - count, end, ends[-1], synchronous, sources)
+        ActorSpec(settings, end - count, end, ends[-1], synchronous, sources, features)
         for count, end in zip(cuts, ends, strict=True)
     ]
 

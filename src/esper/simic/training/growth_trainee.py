@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,12 +22,12 @@ from esper.simic.growth.step import Step
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
-from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.run.checkpoint import agent_parts, latest_features, restore_agent
 from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import build_agent, build_environment, control, resolved
 from esper.simic.training.trainee import AnyStep
-from esper.simic.training.warm_start import initial_parts
+from esper.simic.training.warm_start import initial_checkpoint
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.precision import Precision
@@ -123,7 +124,8 @@ class GrowthTrainee(GrowthRounds):
         config: settings of the run.
         policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
         devices: devices over which the hosts are distributed; the policy is on the first.
-        resumed: whether ``restore`` follows, so that no initial policy is read.
+        resume: the run that ``restore`` continues, whose policy's features are observed; None for
+            a new run.
         actor: makes a policy that does not learn, instead of the control called ``policy``.
 
     Raises:
@@ -135,7 +137,7 @@ class GrowthTrainee(GrowthRounds):
         config: TrainConfig,
         policy: str,
         devices: Sequence[torch.device],
-        resumed: bool = False,
+        resume: Path | None = None,
         actor: Callable[[GrowthEnv], Actor] | None = None,
     ):
         self.policy = policy
@@ -145,11 +147,12 @@ class GrowthTrainee(GrowthRounds):
         # Before paths are resolved: a wrong one is refused here.
         if config.learner.initial_policy is not None and policy not in ALGORITHMS:
             raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
-        initial = None if resumed else initial_parts(config)
+        initial = None if resume else initial_checkpoint(config)
         self.config = resolved(config, self.environment, self.backend_name)
         self.agent = None
         if policy in ALGORITHMS:
-            self.agent = build_agent(self.config, devices[0], initial)
+            features = latest_features(resume) if resume else None
+            self.agent = build_agent(self.config, devices[0], initial, features)
         make = actor or partial(control, policy)
         self.actor: Actor = self.agent.actor if self.agent else make(self.environment)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from esper.simic.growth.step import Step, StepReport
 from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.run.checkpoint import agent_parts, latest_features, restore_agent
 from esper.simic.training.actor_specs import (
     ActorSpec,
     Data,
@@ -45,7 +46,7 @@ from esper.simic.training.setup import (
     resolved,
 )
 from esper.simic.training.trainee import AnyStep
-from esper.simic.training.warm_start import initial_parts
+from esper.simic.training.warm_start import initial_checkpoint
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
@@ -87,9 +88,9 @@ class GrowthShard:
         # All groups of the run: the widest task that one of them draws sets the width of the noise.
         settings = self.environment.config
         self.everyone = GrowthLayout(tasks, torch.arange(spec.total), settings, CPU)
-        self.policy = FactoredLSTM(config.learner.lstm_hidden)
+        self.policy = FactoredLSTM(config.learner.lstm_hidden, features=spec.features)
         self.policy.amp_dtype = policy_dtype(config, CPU)
-        given = self.policy, GrowthMoments(CPU), config.world.seed, CPU
+        given = self.policy, GrowthMoments(CPU, spec.features), config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
         self.placed = PlacedActor(*given, *rows) if spec.synchronous else None
         self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*given)
@@ -143,7 +144,8 @@ class RemoteGrowthTrainee(GrowthRounds):
     Args:
         config: settings of the run, with actors.
         device: device of the learner; hosts run on the CPUs of the actors.
-        resumed: whether ``restore`` follows, so that no initial policy is read.
+        resume: the run that ``restore`` continues, whose policy's features are observed; None for
+            a new run.
         check: called while waiting for actors; may raise.
 
     Raises:
@@ -157,12 +159,15 @@ class RemoteGrowthTrainee(GrowthRounds):
         self,
         config: TrainConfig,
         device: torch.device,
-        resumed: bool,
+        resume: Path | None,
         check: Callable[[], None],
     ):
         world, impala = config.world, config.impala
         # Actors act with the learner's weights, so they need not have this policy.
-        initial = None if resumed else initial_parts(config)
+        initial = None if resume else initial_checkpoint(config)
+        features = initial.features if initial else None
+        if resume is not None:
+            features = latest_features(resume)
         tasks = resolve_tasks(config)
         settings = growth_config(config, tasks, CPU)
         self.layout = GrowthLayout(tasks, torch.arange(world.envs), settings, CPU)
@@ -171,7 +176,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
         cuts = [int(part.sum()) for part in groups.tensor_split(impala.actors)]
         complete = resolved(config, self.layout, config.machine.backend)
-        specs = actor_specs(complete, cuts, lag == 0)
+        specs = actor_specs(complete, cuts, lag == 0, features)
         data = data_from_files(config, tasks)
         self.cluster = Cluster(impala.ray_address, impala.actors)
         try:
@@ -186,7 +191,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         self.backend_name = " and ".join(sorted(names))
         self.precision = known[0]["precision"]
         self.config = resolved(config, self.layout, self.backend_name)
-        self.agent = build_agent(self.config, device, initial)
+        self.agent = build_agent(self.config, device, initial, features)
         if self.precision.reason:
             notice(f"warning: use_amp: {self.precision.reason}; running in float32")
 

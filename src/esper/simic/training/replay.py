@@ -1,7 +1,7 @@
 """Files that record refused updates, so that the updates can be replayed."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.policy.recurrent import FlatObservation
 
 SCHEMA_VERSION = 4
@@ -61,6 +61,7 @@ def write_refusal(
         "tensor": agent.refusal.tensor,
         "settings": settings,
         "shape": agent.shape,
+        "features": agent.policy.features and asdict(agent.policy.features),
         "amp_dtype": None if amp_dtype is None else str(amp_dtype).removeprefix("torch."),
         "agent": agent.refusal.agent,
         "rollout": agent.refusal.rollout,
@@ -84,7 +85,9 @@ def replay(path: Path) -> Replayed:
         config = unflatten(content["settings"])
         dtype = content["amp_dtype"]
         amp_dtype = None if dtype is None else getattr(torch, dtype)
-        agent, observation_type = _learner(config, content["shape"], amp_dtype)
+        names = content.get("features")
+        features = None if names is None else FeatureNames(**names)
+        agent, observation_type = _learner(config, content["shape"], amp_dtype, features)
         agent.load_state(content["agent"])
         agent.update(Rollout.from_state(observation_type, content["rollout"]))
         found = agent.refusal.tensor if agent.refusal else None
@@ -99,7 +102,10 @@ def replay(path: Path) -> Replayed:
 
 
 def _learner(
-    config: TrainConfig, shape: dict[str, Any], amp_dtype: torch.dtype | None
+    config: TrainConfig,
+    shape: dict[str, Any],
+    amp_dtype: torch.dtype | None,
+    features: FeatureNames | None,
 ) -> tuple[PPOAgent[Any], type]:
     """A new learner with the settings of its run, and the class of its observations."""
     if config.gymnasium.gym is not None:
@@ -112,5 +118,6 @@ def _learner(
         amp_dtype,
         impala=impala,
         group_size=config.world.group_size,
+        features=features,
     )
     return agent, Observation

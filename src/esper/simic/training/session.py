@@ -257,7 +257,8 @@ class Session:
             if self.directory.events.exists():
                 sync(self.directory.events)
             size, identity = self.events_bytes, self.identity
-            path = save(self.directory.path, number, parts, size, keep, identity)
+            features = self.agent.policy.features
+            path = save(self.directory.path, number, parts, size, keep, identity, features)
         except OSError as error:
             notice(
                 f"warning: checkpoint: round {number} was not saved ({error.strerror}); "

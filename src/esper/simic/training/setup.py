@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +23,12 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
+from esper.simic.run.checkpoint import Checkpoint
 from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
-from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
@@ -181,9 +181,20 @@ def compile_mode(wanted: str, device: torch.device) -> str:
 def build_agent(
     config: TrainConfig,
     device: torch.device,
-    initial: dict[str, dict[str, Any]] | None = None,
+    initial: Checkpoint | None = None,
+    features: FeatureNames | None = None,
 ) -> PPOAgent[Observation]:
-    """The learner that ``config`` describes; for ``initial`` see ``growth_agent``."""
+    """The learner that ``config`` describes.
+
+    Args:
+        config: the settings.
+        device: device of the policy.
+        initial: the checkpoint whose weights and moments are taken; None for random weights.
+        features: the features that the policy observes, unless those of ``initial``.
+
+    Raises:
+        UsageError: the checkpoint is that of another network.
+    """
     return growth_agent(
         config.learner,
         config.world.seed,
@@ -192,8 +203,9 @@ def build_agent(
         compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
-        initial,
+        initial and initial.parts,
         config.world.group_size,
+        initial.features if initial else features,
     )
 
 

@@ -178,7 +178,7 @@ def run_training(
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
     stop = StopSignal()
-    trainee = _trainee(config, policy, devices, resume is not None, stop, actor)
+    trainee = _trainee(config, policy, devices, resume, stop, actor)
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
@@ -211,7 +211,7 @@ def _trainee(
     config: TrainConfig,
     policy: str,
     devices: Sequence[torch.device],
-    resumed: bool,
+    resume: Path | None,
     stop: StopSignal,
     actor: Callable[[GrowthEnv], Actor] | None,
 ) -> Trainee:
@@ -219,10 +219,10 @@ def _trainee(
     growth = config.gymnasium.gym is None
     if policy == "impala" and config.impala.actors:
         if growth:
-            return RemoteGrowthTrainee(config, devices[0], resumed, stop.check)
+            return RemoteGrowthTrainee(config, devices[0], resume, stop.check)
         return RemoteGymTrainee(config, devices[0], stop.check)
     if growth:
-        return GrowthTrainee(config, policy, devices, resumed, actor)
+        return GrowthTrainee(config, policy, devices, resume, actor)
     assert policy in ALGORITHMS, "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
 

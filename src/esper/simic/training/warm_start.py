@@ -2,34 +2,29 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.runtime.paths import absolute_path
-from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.checkpoint import Checkpoint, load_latest
 from esper.simic.run.run_directory import stored_config
 from esper.simic.run.unusable_run import UnusableRun
 from esper.tamiyo.policy_box import learned_path
 
 
 def initial_run(name: str) -> str:
-    """Run directory of the initial policy: one in the box by its name, else the path of a run.
-
-    Raises:
-        UsageError: the policy in the box was trained on another observation.
-    """
+    """Run directory of the initial policy: one in the box by its name, else the path of a run."""
     boxed = learned_path(name)
     if boxed is not None:
         return os.path.realpath(boxed)
     try:
         return absolute_path(name)
-    except ValueError:  # a null byte: no path, which initial_parts refuses
+    except ValueError:  # a null byte: no path, which initial_checkpoint refuses
         return name
 
 
-def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
-    """The state of the policy that learning starts from, by part; None for random weights.
+def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
+    """The checkpoint of the policy that learning starts from; None for random weights.
 
     Raises:
         UsageError: the run has no usable checkpoint, or its network is another.
@@ -58,6 +53,6 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
                 f"initial_policy: the LSTM of {run} has width {width}, not {own}; give "
                 f"--lstm-hidden {width}"
             )
-        return load_latest(run).parts
+        return load_latest(run)
     except UnusableRun as error:
         raise UsageError(f"initial_policy: {error.reason}") from error

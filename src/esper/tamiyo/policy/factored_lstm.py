@@ -29,12 +29,7 @@ from esper.tamiyo.policy.action_masks import (
     padded_columns,
     relevance,
 )
-from esper.tamiyo.policy.features import (
-    CRITIC_FEATURES,
-    HOST_FEATURES,
-    SLOT_FEATURES,
-    Observation,
-)
+from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
 
 OP_BIAS: dict[Op, float] = {
@@ -86,23 +81,30 @@ class FactoredLSTM(Policy[Observation]):
     Args:
         lstm_hidden: width of the LSTM.
         slot_width: width of a slot embedding.
+        features: the columns of its observations; all features of this version if None.
     """
 
     heads = HEADS
 
-    def __init__(self, lstm_hidden: int = 128, slot_width: int = 32):
+    def __init__(
+        self,
+        lstm_hidden: int = 128,
+        slot_width: int = 32,
+        features: FeatureNames | None = None,
+    ):
         super().__init__()
+        self.features = features or FeatureNames.current()
         self.native, self.threads = True, 1
         self.lstm_hidden = lstm_hidden
         self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
         self.slot_encoder = nn.Sequential(
-            nn.Linear(len(SLOT_FEATURES) + 4, slot_width),
+            nn.Linear(len(self.features.slots) + 4, slot_width),
             nn.ReLU(),
             nn.Linear(slot_width, slot_width),
             nn.ReLU(),
         )
         self.encoder = nn.Sequential(
-            nn.Linear(len(HOST_FEATURES) + 2 * slot_width, lstm_hidden),
+            nn.Linear(len(self.features.host) + 2 * slot_width, lstm_hidden),
             nn.LayerNorm(lstm_hidden),
             nn.ReLU(),
         )
@@ -117,7 +119,7 @@ class FactoredLSTM(Policy[Observation]):
         self.choice_heads = nn.ModuleDict(
             {head: nn.Linear(width, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
-        self.value_head = Head(lstm_hidden + len(CRITIC_FEATURES), width, 1)
+        self.value_head = Head(lstm_hidden + len(self.features.critic), width, 1)
         widths = [layer.out_features for layer in self._choice_layers()]
         # Padding reads the column of zeros that is one past the end.
         places = torch.tensor(padded_columns(widths, padding=sum(widths)))
@@ -253,9 +255,9 @@ class FactoredLSTM(Policy[Observation]):
     def _native_sizes(self) -> native.Sizes:
         kinds, ops = self.blueprint_embedding, self.op_embedding
         sizes: dict[str, Any] = dict(
-            host_features=len(HOST_FEATURES),
-            slot_features=len(SLOT_FEATURES),
-            critic_features=len(CRITIC_FEATURES),
+            host_features=len(self.features.host),
+            slot_features=len(self.features.slots),
+            critic_features=len(self.features.critic),
             blueprints=kinds.num_embeddings,
             kind_width=kinds.embedding_dim,
             slot_width=self.slot_head.hidden.in_features - self.lstm_hidden - ops.embedding_dim,

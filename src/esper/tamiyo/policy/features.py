@@ -110,6 +110,50 @@ minus the twin's (without rent, times ``SCORE_FEATURE_SCALE``), and whether ther
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureNames:
+    """Names of the features that a policy observes: a policy observes those it was trained on.
+
+    Attributes:
+        host, slots, critic: names of the columns of the tensors of an ``Observation``, in order.
+    """
+
+    host: tuple[str, ...]
+    slots: tuple[str, ...]
+    critic: tuple[str, ...]
+
+    @classmethod
+    def current(cls) -> Self:
+        """The features of the observations of this version."""
+        return cls(HOST_FEATURES, SLOT_FEATURES, CRITIC_FEATURES)
+
+    def unknown(self) -> list[str]:
+        """The features that this version does not compute."""
+        names = FeatureNames.current()
+        return [
+            name
+            for f in fields(self)
+            for name in getattr(self, f.name)
+            if name not in getattr(names, f.name)
+        ]
+
+    def columns(self, device: torch.device) -> dict[str, Tensor]:
+        """Indices of the features among those of this version, int64, by tensor.
+
+        Empty if they are all of this version in the same order.
+        """
+        names = FeatureNames.current()
+        if self == names:
+            return {}
+        return {
+            f.name: torch.tensor(
+                [getattr(names, f.name).index(name) for name in getattr(self, f.name)],
+                device=device,
+            )
+            for f in fields(self)
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """Input of policy and critic; leading axes ``[...]`` are ``[N]`` or ``[T, N]``.
 
@@ -214,9 +258,9 @@ def host_features(
     fraction = progress.step / progress.episode_length
 
     device = state.stage.device
-    losses = torch.cat([progress.losses, progress.train_loss[:, None]], 1)
-    losses = _known(symlog(losses))
-    scores = _known(torch.cat([progress.expected, progress.train_accuracy[:, None]], 1))
+    losses = symlog(torch.cat([progress.losses, progress.train_loss[:, None]], 1))
+    scores = [losses, progress.expected, progress.train_accuracy[:, None]]
+    measured = _known(torch.cat(scores, 1)).index_select(1, _score_columns(device))
     shares = SHARES[state.stage].mean(1)
     living = state.living.sum(1, keepdim=True)
     flags = torch.stack([progress.success, progress.rolled_back], 1).float()
@@ -224,12 +268,7 @@ def host_features(
         [
             torch.full((count, 1), fraction, device=device),
             progress.remaining[:, None],
-            losses[:, HISTORY : HISTORY + 1],
-            scores[:, HISTORY : HISTORY + 1],
-            losses[:, :HISTORY],
-            scores[:, :HISTORY],
-            losses[:, HISTORY + 1 :],
-            scores[:, HISTORY + 1 :],
+            measured,
             shares,
             flags[:, :1],
             OPS[progress.last_op],
@@ -243,6 +282,15 @@ def host_features(
     )
     assert features.shape[1] == len(HOST_FEATURES)
     return features
+
+
+def _score_columns(device: torch.device) -> Tensor:
+    """The latest loss and score, the earlier losses and scores, and those of training, as columns
+    of all losses followed by all scores."""
+    losses, scores = (range(begin, begin + HISTORY + 2) for begin in (0, HISTORY + 2))
+    latest = (losses[HISTORY], scores[HISTORY])
+    training = (losses[-1], scores[-1])
+    return cached_tensor((*latest, *losses[:HISTORY], *scores[:HISTORY], *training), device)
 
 
 def _one_hot(values: tuple[int, ...]) -> Table:
@@ -291,11 +339,9 @@ def slot_features(
         slot_measures: see ``Progress``, ``[N, S, len(SLOT_MEASURES)]``.
     """
     living = state.living[..., None]
-    alphas = torch.stack(
-        [state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1
-    ).float()
+    alphas = torch.stack([state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1)
     durations = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
-    ages = torch.stack(durations, -1).float() / episode_length
+    ages = torch.stack(durations, -1) / episode_length
     measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
     points = SCORE_FEATURE_SCALE * torch.stack(measured, -1).float().nan_to_num(0.0)
     gradients = [signals.gradient_norm, signals.gradient_ratio]

@@ -9,6 +9,8 @@ from typing import Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from esper.tamiyo.policy.features import FeatureNames
+
 RecurrentState = tuple[Tensor, ...]
 """State carried from step to step, each tensor ``[layers, N, width]``; empty without memory."""
 
@@ -82,10 +84,12 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
     Attributes:
         heads: names of the action heads, in the order of the last axis of the actions.
         amp_dtype: dtype of the trunk's autocast region; None is full precision.
+        features: names of the features of a growth observation; None for other observations.
     """
 
     heads: tuple[str, ...]
     amp_dtype: torch.dtype | None = None
+    features: FeatureNames | None = None
 
     @property
     def amp_dtype_name(self) -> str | None:
