@@ -26,7 +26,6 @@ from sklearn.model_selection import GroupKFold, cross_val_score
 from torch import Tensor
 
 from esper.runtime.tasks import Task
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import Actor, NeverActor, blueprint_of
 from esper.tamiyo.fixed_schedule import blueprint_of

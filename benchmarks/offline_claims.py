@@ -17,7 +17,6 @@ from runs import Run, Settings, trained
 from esper.karn.store import read_events
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig, OfflineMethod
 from esper.leyline.events import TrainingFinished
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy

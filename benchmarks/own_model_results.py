@@ -26,7 +26,6 @@ from reporting import kept, made_on, new_parser, publish, table
 from torch import nn
 
 from esper.karn.intervals import interval
-from esper.karn.report.tables import verdict
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growing import grow
 from esper.own_models.objectives import objective

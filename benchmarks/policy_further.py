@@ -15,7 +15,6 @@ from torch import Tensor
 
 from esper.runtime.registry import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES, Task
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.baselines import Actor, blueprint_of

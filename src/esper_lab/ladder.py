@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.baselines import Actor

@@ -5,7 +5,6 @@ from itertools import product
 
 import torch
 
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import Actor, blueprint_of
 from esper.tamiyo.fixed_schedule import blueprint_of

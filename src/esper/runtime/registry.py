@@ -129,8 +129,8 @@ def find(name: str) -> Task:
     if name in SUITES:
         names = SUITES[name] if len(SUITES[name]) <= 20 else (*SUITES[name][:3], "...")
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
-    names = [*TASKS, *SUITES]
-    hint = suggestion(name, names, f"choose from {', '.join(sorted(names))}")
+    every = [*TASKS, *SUITES]
+    hint = suggestion(name, every, f"choose from {', '.join(sorted(every))}")
     if find_part("families") is None:
         hint += f". Families are not offered: {MISSING}"
     raise UsageError(f"task: there is no task {name!r}; {hint}")
