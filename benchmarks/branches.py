@@ -18,7 +18,7 @@ from esper.runtime.task import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import RunSummary, run_training
 from esper.tamiyo.baselines import blueprint_of
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor, blueprint_of
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
 
 BATCH = "branching"

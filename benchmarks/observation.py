@@ -28,7 +28,6 @@ from torch import Tensor
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import Actor, NeverActor, blueprint_of
-from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HOST_FEATURES,

@@ -18,7 +18,7 @@ from esper.runtime.tasks import FAMILIES, Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.baselines import Actor, blueprint_of
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor, blueprint_of
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.try_and_keep import TryAndKeepActor, trial_of
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
 from esper_lab.controls import ORDERS, training_outcomes

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_WIDTHS, Style
 from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import blueprint_of
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor, blueprint_of
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
 
 STARTS = 0.0, 0.3, 0.6

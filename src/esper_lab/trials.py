@@ -7,7 +7,6 @@ import torch
 
 from esper.simic.growth.environment import GrowthEnv
 from esper.tamiyo.baselines import Actor, blueprint_of
-from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.try_and_keep import RuleSettings, Trial, TryAndKeepActor
 from esper.tamiyo.try_in_turn import ORDERS, TryInTurnActor, Turns, turns_of
 from esper_lab.plans import SIZES

@@ -8,7 +8,6 @@ from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.baselines import blueprint_of
-from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of

@@ -15,12 +15,6 @@ NEVER = 1 << 30
 """A start that no episode reaches."""
 
 
-def blueprint_of(size: float, slot: SlotSpec) -> int:
-    """The blueprint at ``size`` among those that a slot accepts, ordered by parameters."""
-    kinds = sorted(slot.kinds, key=lambda kind: slot.layouts[kind].size)
-    return kinds[round(size * (len(kinds) - 1))]
-
-
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """The seed to grow in each slot of N environments; all fields are int64 ``[N, S]``.

@@ -22,7 +22,6 @@ from esper.tamiyo.baselines import (
     with_canonical,
     without_learning,
 )
-from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,

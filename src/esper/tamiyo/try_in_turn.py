@@ -12,7 +12,6 @@ from torch import Tensor
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op
 from esper.tamiyo.baselines import blueprint_of, on_device
-from esper.tamiyo.fixed_schedule import blueprint_of
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
 
