@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.simic.growth.collect import Actor
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
