@@ -24,14 +24,25 @@ class SourceCopy:
 
     Attributes:
         imports: lines that import from other libraries.
-        definitions: sources of functions, classes and constants, each before its users.
     """
 
     def __init__(self, skip: set[str]):
         self.imports: set[str] = set()
-        self.definitions: list[str] = []
+        self._definitions: list[str] = []
+        self._namespaces: dict[str, set[str]] = {}
         self._skip = skip
         self._origins: dict[str, object] = {}
+
+    @property
+    def definitions(self) -> list[str]:
+        """Sources of functions, classes and constants, each before its users, and namespaces with
+        what is used of modules of Esper."""
+        namespaces = [
+            f"class {name}:\n    "
+            + "\n    ".join(f"{x} = staticmethod({x})" for x in sorted(names))
+            for name, names in self._namespaces.items()
+        ]
+        return self._definitions + namespaces
 
     def add_function(self, function: Callable[..., Any]) -> str:
         """Add a function or class that is defined at the top of a file; returns its name.
@@ -49,21 +60,23 @@ class SourceCopy:
         self._add(path, name)
         return name
 
-    def _add(self, path: str, name: str) -> None:
+    def _add(self, path: str, name: str, user: ast.AST | None = None) -> None:
         """Add what ``name`` means in the file at ``path``; nothing if it is built in."""
         node = _statements(path).get(name)
         if node is None or name in self._skip:
             return
         if isinstance(node, ast.Import | ast.ImportFrom):
-            self._add_imported(node, name)
+            self._add_imported(node, name, user)
         elif self._is_new(name, (path, node.lineno)):
-            for global_name in _used_names(node):
-                self._add(path, global_name)
+            for used_name in _used_names(node):
+                self._add(path, used_name, node)
             first = min(n.lineno for n in [node, *getattr(node, "decorator_list", [])])
             lines = Path(path).read_text().splitlines()[first - 1 : node.end_lineno]
-            self.definitions.append("\n".join(lines))
+            self._definitions.append("\n".join(lines))
 
-    def _add_imported(self, node: ast.Import | ast.ImportFrom, name: str) -> None:
+    def _add_imported(
+        self, node: ast.Import | ast.ImportFrom, name: str, user: ast.AST | None
+    ) -> None:
         (alias,) = (a for a in node.names if (a.asname or a.name.partition(".")[0]) == name)
         module = (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
         if module.partition(".")[0] != "esper":
@@ -71,17 +84,27 @@ class SourceCopy:
             if self._is_new(name, line):
                 self.imports.add(line)
             return
-        spec = find_spec(module)
-        assert spec is not None
-        assert spec.origin is not None
-        if not isinstance(node, ast.ImportFrom) or alias.name not in _statements(spec.origin):
+        origin = _origin(module)
+        if isinstance(node, ast.ImportFrom) and alias.name in _statements(origin):
+            self._add(origin, alias.name, user)
+            if alias.asname and self._is_new(name, ("alias", origin, alias.name)):
+                self._definitions.append(f"{name} = {alias.name}")
+        elif user is not None and (alias.asname or isinstance(node, ast.ImportFrom)):
+            full_name = f"{module}.{alias.name}" if isinstance(node, ast.ImportFrom) else module
+            self._add_namespace(name, _origin(full_name), user)
+        else:
             raise UsageError(
-                f"blueprint: the written file cannot hold the module {alias.name!r} of Esper; "
-                f"import the names that the blueprint uses, from {module}.{alias.name} import ..."
+                f"blueprint: the written file cannot hold the module {module!r}; "
+                f"write import {module} as a name"
             )
-        self._add(spec.origin, alias.name)
-        if alias.asname and self._is_new(name, ("alias", spec.origin, alias.name)):
-            self.definitions.append(f"{name} = {alias.name}")
+
+    def _add_namespace(self, name: str, origin: str, user: ast.AST) -> None:
+        """Add what ``user`` uses of the module of Esper that it calls ``name``."""
+        self._is_new(name, ("namespace", origin))
+        for part in ast.walk(user):
+            if isinstance(part, ast.Attribute) and ast.unparse(part.value) == name:
+                self._add(origin, part.attr)
+                self._namespaces.setdefault(name, set()).add(part.attr)
 
     def _is_new(self, name: str, origin: object) -> bool:
         """Whether ``name`` has not been added before.
@@ -98,6 +121,14 @@ class SourceCopy:
                 "plugin"
             )
         return False
+
+
+def _origin(module: str) -> str:
+    """The file of a module of Esper."""
+    spec = find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    return spec.origin
 
 
 def _source_file(part: Callable[..., Any]) -> str | None:

@@ -99,15 +99,23 @@ class AdamState:
             torch.zeros(len(store), dtype=store.dtype, device=store.device),
         )
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The moments and the update count."""
+        return self.first, self.second, self.step
+
+    def of_rows(self, rows: Tensor) -> "AdamState":
+        """A copy of the rows with the indices ``rows``, int64 ``[M]``."""
+        return AdamState(*(part[rows] for part in self.parts))
+
     def clear(self, rows: Tensor) -> None:
         """Reset the rows where ``rows [N]`` is true."""
-        self.first.masked_fill_(rows[:, None], 0.0)
-        self.second.masked_fill_(rows[:, None], 0.0)
-        self.step.masked_fill_(rows, 0.0)
+        for part in self.parts:
+            part.masked_fill_(rows.view(-1, *[1] * (part.ndim - 1)), 0.0)
 
     def clear_rows(self, rows: Tensor) -> None:
         """Reset the rows with the indices ``rows``, int64 ``[M]``."""
-        for part in (self.first, self.second, self.step):
+        for part in self.parts:
             part.index_fill_(0, rows, 0.0)
 
 
@@ -153,21 +161,17 @@ class Stack:
     def stores(self) -> list[Tensor]:
         """All tensors, including optimizer state."""
         states = (self.host_optimizer, *self.seed_optimizers)
-        optimizer = [part for state in states for part in (state.first, state.second, state.step)]
+        optimizer = [part for state in states for part in state.parts]
         return [self.host, self.buffers, *self.seeds, *optimizer]
 
     def of_rows(self, rows: Tensor) -> "Stack":
         """A copy of the rows with indices ``rows``, int64 ``[M]``."""
-
-        def part(state: AdamState) -> AdamState:
-            return AdamState(state.first[rows], state.second[rows], state.step[rows])
-
         return Stack(
             host=self.host[rows],
             buffers=self.buffers[rows],
             seeds=[seeds[rows] for seeds in self.seeds],
-            host_optimizer=part(self.host_optimizer),
-            seed_optimizers=[part(state) for state in self.seed_optimizers],
+            host_optimizer=self.host_optimizer.of_rows(rows),
+            seed_optimizers=[state.of_rows(rows) for state in self.seed_optimizers],
         )
 
     def clear_optimizers(self) -> None:

@@ -46,7 +46,7 @@ def update_(
         active: rows to update, ``[M]`` bool; all when None. The other rows keep parameters, moments
             and count; masking only the gradient would let momentum and decay move them.
     """
-    stores = parameters, state.first, state.second, state.step
+    stores = parameters, *state.parts
     before = [] if active is None else [store.clone() for store in stores]
     rate = learning_rate[:, None] if learning_rate.ndim == 1 else learning_rate
     state.step += 1.0

@@ -112,7 +112,7 @@ class SeedRows(StoreRows):
         state = stack.seed_optimizers[slot]
         super().__init__(
             stack.seeds[slot][rows],
-            AdamState(*(part[rows] for part in (state.first, state.second, state.step))),
+            state.of_rows(rows),
             optimisation,
             optimisation.seed_learning_rate[rows, slot],
             0.0,
@@ -129,11 +129,10 @@ class SeedRows(StoreRows):
 
     def write_back(self, stack: Stack) -> None:
         """Copy parameters and optimizer state into the stack."""
-        state = stack.seed_optimizers[self.slot]
         stack.seeds[self.slot][self.rows] = self.store
-        state.first[self.rows] = self.optimizer.first
-        state.second[self.rows] = self.optimizer.second
-        state.step[self.rows] = self.optimizer.step
+        state = stack.seed_optimizers[self.slot]
+        for part, value in zip(state.parts, self.optimizer.parts, strict=True):
+            part[self.rows] = value
 
 
 def in_any(stores: Sequence[StoreRows], where: Callable[[StoreRows], Tensor]) -> Tensor:
