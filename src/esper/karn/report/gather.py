@@ -83,12 +83,12 @@ class RunData:
         lives: lives of the seeds.
         rollbacks: number of rollbacks by round and reason.
         anomalies: anomalies that were detected during training.
-        dropped: number of steps whose events the telemetry hub dropped.
+        dropped_steps: number of steps whose events the telemetry hub dropped.
         failure: why the last process failed; None where it recorded no reason.
         episode: accuracy per step of the last completed round; None where steps were not recorded.
         unreadable: number of unreadable lines.
         evaluations: evaluations of the run's policy, one a suite.
-        refused: why other files of evaluations were refused.
+        refusals: why other files of evaluations were refused.
 
     Raises:
         UsageError: ``run`` has no events, or no start event.
