@@ -47,13 +47,13 @@ NAMED = (
         (
             (
                 "dropped-telemetry count: of steps",
-                "steps=total - self._reported, total=total",
-                "steps=total, total=total",
+                "steps = total - self._drops_reported",
+                "steps = total",
             ),
             (
                 "dropped-telemetry count: in total",
-                "steps=total - self._reported, total=total",
-                "steps=total - self._reported, total=1",
+                "steps=steps, total=total)",
+                "steps=steps, total=1)",
             ),
             (
                 "dropped-telemetry count: never",

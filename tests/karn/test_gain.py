@@ -30,9 +30,7 @@ def mean_difference(line: dict, own: str, twin: str) -> float:
     return 100.0 * float(np.mean(np.array(line[own]) - np.array(line[twin])))
 
 
-def test_all_readers_show_the_gain_of_the_recorder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_readers_show_the_gain_of_the_recorder(tmp_path, monkeypatch, capsys) -> None:
     config = unflatten(SMALL | {"rounds": 2, "episode_length": 12, "telemetry_dir": str(tmp_path)})
     summary = run_training(config, "random")
     run, last = summary.path, summary.rounds[-1]

@@ -225,9 +225,7 @@ def test_anomalies_and_rollbacks_share_one_view(tmp_path: Path) -> None:
     assert set(rows("anomalous", "SELECT kind, metric FROM anomalies")) == told
 
 
-def test_unreadable_lines_are_counted_and_reported_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_lines_are_counted_and_reported_once(tmp_path, capsys) -> None:
     bad = (
         b'not json\n{"event_type":"NOPE"}\n{"event_type":"PPO_UPDATE_COMPLETED"}\n'
         + encode(update(9))[:-1] + b',"new":"\xff"}\n'
@@ -294,9 +292,7 @@ def test_runs_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
         ("SELECT * FROM frame", "does not exist"),
     ],
 )
-def test_sql_can_read_only_the_views(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, says: str
-) -> None:
+def test_sql_can_read_only_the_views(tmp_path, monkeypatch, sql: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     frame = pyarrow.table({"secret": [1]})
     assert frame.num_rows == 1

@@ -44,9 +44,7 @@ def report(*runs: Path, to: Path) -> Page:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(
-    tmp_path: Path, kind: str
-) -> None:
+def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(tmp_path, kind: str) -> None:
     page = report(RECORDED / kind, to=tmp_path)
     wanted = {
         *("Accuracy", "Validation difference", "Seeds per episode", "Accuracy against parameters"),
@@ -311,9 +309,7 @@ def test_the_page_stacks_on_a_phone(tmp_path: Path) -> None:
         assert count == len(re.findall(rf'<div class="scroll"><{tag}\b', page.text)) > 0
 
 
-def test_no_title_label_or_legend_sticks_out_of_its_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_title_label_or_legend_sticks_out_of_its_figure(tmp_path, monkeypatch) -> None:
     sticking: list[tuple[str, str]] = []
     drawn = drawing._svg
 

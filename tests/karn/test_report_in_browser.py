@@ -84,9 +84,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))
-def test_every_plot_is_drawn_in_light_and_dark_mode(
-    tmp_path: Path, page: Path, scheme: str
-) -> None:
+def test_every_plot_is_drawn_in_light_and_dark_mode(tmp_path, page: Path, scheme: str) -> None:
     found = layout(tmp_path, page, DESK)
     pixels = screenshot(tmp_path, page, DESK, found["height"], scheme)
     assert tuple(pixels[2, 2]) == PAGE_COLOURS[scheme]

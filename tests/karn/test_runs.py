@@ -170,9 +170,7 @@ def test_a_running_run_is_never_removed(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_the_remains_of_a_failed_removal_are_still_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_remains_of_a_failed_removal_are_still_a_run(tmp_path, monkeypatch) -> None:
     run = recorded_run(tmp_path / "run", 1)
     checkpoint(run, 1)
 

@@ -49,15 +49,21 @@ def parts_in(run: Path) -> list[Path]:
     return sorted((run / "events").glob("*.parquet"))
 
 
+def follow(run: Path) -> EventLog:
+    """Read all events of a run as Sanctum does."""
+    log = EventLog(run)
+    while log.behind:
+        log.poll()
+    return log
+
+
 def assert_whole(run: Path, events: list[Event] = EVENTS) -> None:
     """Every way of reading finds these events, in this order."""
     assert [event for _, event in EventReader(run)] == events
     assert list(EventReader(run).backwards()) == events[::-1]
     updates = [event for event in events if isinstance(event, PPOUpdateCompleted)]
     assert [event for _, event in EventReader(run, PPOUpdateCompleted)] == updates
-    log = EventLog(run)
-    while log.behind:
-        log.poll()
+    log = follow(run)
     assert (log.index.corrupt, log.index.unknown, log.cut_off) == (0, 0, 0)
     locations = log.index.locations[EpochCompleted]
     epochs = [event for event in events if isinstance(event, EpochCompleted)]
@@ -121,9 +127,7 @@ def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
     assert own.lives.seed_counts == plain.lives.seed_counts
 
 
-def test_a_query_keeps_lines_on_the_disk_while_it_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_query_keeps_lines_on_the_disk_while_it_lasts(tmp_path, monkeypatch) -> None:
     files: list[Path] = []
     original = event_tables.write_lines
 
@@ -174,9 +178,7 @@ def test_a_writer_that_dies_while_it_moves_lines_loses_none(
     assert_whole(run, [*EVENTS, EVENTS[-1]])
 
 
-def test_lines_that_cannot_be_moved_stay_where_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_that_cannot_be_moved_stay_where_they_are(tmp_path, monkeypatch, capsys) -> None:
     failures = [3]
     original = sinks.rotate
 
@@ -272,9 +274,7 @@ def test_events_after_a_checkpoint_are_cut_wherever_they_lie(
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone", "flipped", "foreign"])
-def test_a_damaged_part_costs_its_own_lines_alone(
-    tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_part_costs_its_own_lines_alone(tmp_path, damage: str, capsys) -> None:
     run = written(tmp_path)
     third = parts_in(run)[2]
     start, end, *_ = third.stem.split("-")
@@ -296,9 +296,7 @@ def test_a_damaged_part_costs_its_own_lines_alone(
     assert [event for _, event in reader] == left
     assert reader.unreadable == 1
     assert list(EventReader(run).backwards()) == left[::-1]
-    log = EventLog(run)
-    while log.behind:
-        log.poll()
+    log = follow(run)
     assert log.index.corrupt == 1
     epochs = [event for event in left if isinstance(event, EpochCompleted)]
     assert [log.read(place) for place in log.index.locations[EpochCompleted]] == epochs

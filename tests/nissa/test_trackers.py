@@ -127,9 +127,7 @@ def test_a_tracker_without_events_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_tracker_that_fails_does_not_stop_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tracker_that_fails_does_not_stop_training(tmp_path, monkeypatch, capsys) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no tracker today")
 

@@ -55,9 +55,7 @@ def test_every_command_completes() -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_each_shell_knows_the_flags(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_of_each_shell_knows_the_flags(shell: str, capsys) -> None:
     assert esper(["--completion", shell]) == 0
     assert "group-baseline" in capsys.readouterr().out
 

@@ -105,9 +105,7 @@ def test_a_run_ends_well_without_its_report(without_extras) -> None:
     assert (run / "events.jsonl").exists()
 
 
-def test_pictures_are_left_out_with_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pictures_are_left_out_with_a_line(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     # What would be drawn is not looked at.
     assert evaluate._picture(None, Console()) == {}

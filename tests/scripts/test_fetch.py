@@ -40,9 +40,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archi
     server.server_close()
 
 
-def test_a_published_archive_is_unpacked_and_read(
-    published: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_published_archive_is_unpacked_and_read(published: Archive, tmp_path, capsys) -> None:
     place = tmp_path / "deep" / "data"
     assert tasks(["fetch", "cifar10", "--data-dir", str(place)]) == 0
     assert "36 images for training, 4 for validation, 8 for test" in capsys.readouterr().out

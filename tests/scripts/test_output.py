@@ -138,10 +138,10 @@ def test_a_signal_leaves_the_report_to_esper_report(
     code: int,
     reported: int,
 ) -> None:
-    calls: list[Path] = []
-    monkeypatch.setattr(after_training, "report_run", lambda console, run: calls.append(run))
+    calls: list[tuple[list[Path], Path]] = []
+    monkeypatch.setattr(after_training, "report_runs", lambda _, *of_runs: calls.append(of_runs))
     after_training.report_ended(Console(), tmp_path, code)
-    assert calls == [tmp_path] * reported
+    assert calls == [([tmp_path], tmp_path / "report.html")] * reported
     line = f"a signal ended the run; esper report {tmp_path} draws what it did\n"
     assert capsys.readouterr().err == ("" if reported else line)
 
@@ -155,7 +155,7 @@ def test_a_report_that_fails_does_not_look_like_a_failed_training(
         raise KeyError("anything")
 
     monkeypatch.setattr(after_training, "write_report", fail)
-    after_training.report_run(Console(), tmp_path)
+    after_training.report_ended(Console(), tmp_path, 0)
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

@@ -27,9 +27,7 @@ def test_every_policy_in_the_box_has_a_whole_card() -> None:
         assert (card.observation == policy_box.OBSERVATION) == card.learned
 
 
-def test_the_list_shows_every_card_within_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_shows_every_card_within_the_terminal(tmp_path, capsys, monkeypatch) -> None:
     trained = tmp_path / "a_trained_one"
     trained.mkdir()
     (trained / "config.json").write_text("{}")

@@ -33,9 +33,7 @@ def test_a_table_distinguishes_missing_from_nan(capsys: pytest.CaptureFixture[st
     assert cells[1] == ["5", "", "NaN", "1 2"]
 
 
-def test_a_row_that_is_wider_than_the_terminal_is_a_record(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_wider_than_the_terminal_is_a_record(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     everything = "SELECT * FROM updates ORDER BY round"
     assert run(RUN, everything) == 0
@@ -65,9 +63,7 @@ def test_csv_and_json_distinguish_missing_from_nan(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
-def test_a_file_holds_what_the_terminal_would_show(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
-) -> None:
+def test_a_file_holds_what_the_terminal_would_show(tmp_path, capsys, form: str) -> None:
     target = tmp_path / "out"
     assert run("--format", form, RUN, SQL, "-o", str(target)) == 0
     assert capsys.readouterr().out == ""
@@ -110,9 +106,7 @@ def test_a_usage_error_is_one_line_and_exit_status_2(
     assert says in output.err
 
 
-def test_an_interrupted_query_ends_as_any_interrupted_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_query_ends_as_any_interrupted_command(monkeypatch, capsys) -> None:
     class Interrupted:
         def extract_statements(self, sql: str) -> None:
             raise RuntimeError("Query interrupted")

@@ -41,9 +41,7 @@ def names(place: Path) -> set[str]:
     return {run.name for run in find_runs(place)}
 
 
-def test_the_list_shows_each_run_with_its_status(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_shows_each_run_with_its_status(place: Path, capsys) -> None:
     cut = write_run(place / "cut", [started(9), *whole_round(1)], rounds=9)
     (cut / "checkpoints" / "000001").mkdir(parents=True)
     (cut / "checkpoints" / "000001" / "manifest.json").touch()
@@ -103,9 +101,7 @@ def test_prune_removes_the_runs_that_the_rule_selects(
     assert out.count("removed ") == 4 - len(left)
 
 
-def test_prune_shows_the_runs_and_asks(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prune_shows_the_runs_and_asks(place: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(module.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
     for answer, code, left in (("", 1, 4), ("n", 1, 4), ("y", 0, 1)):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
@@ -115,9 +111,7 @@ def test_prune_shows_the_runs_and_asks(
         assert len(names(place)) == left
 
 
-def test_without_a_terminal_prune_needs_yes(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_terminal_prune_needs_yes(place: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(module.sys, "stdin", type("Pipe", (), {"isatty": lambda self: False})())
     code, _, err = run_command(capsys, "runs", "prune", place, "--keep", 1)
     assert code == 2
@@ -165,9 +159,7 @@ def test_a_usage_error_is_one_line_and_exit_status_2(
     assert find_runs(tmp_path) == [run]
 
 
-def test_report_writes_the_file_it_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_writes_the_file_it_names(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     recorded_run(tmp_path / "run", 1)
     assert run_command(capsys, "report", "run", "-o", "x.html")[:2] == (0, "x.html\n")

@@ -63,7 +63,7 @@ class Store:
     """Views over the events that some runs have when the store is created, and their records.
 
     Args:
-        places: run directories, or directories that contain some at any depth.
+        paths: run directories, or directories that contain some at any depth.
         skip_bad: whether to leave out damaged records, each with one line on stderr.
 
     Attributes:

@@ -209,18 +209,14 @@ class _Tail:
     """The end of an event file.
 
     Attributes:
-        recorded: whether there are any events.
         end: status that the last process wrote at its end; None where it wrote none.
         done: the last completed round.
-        learned: round of the last update.
         gain, validation_gain: mean gains of that round.
-        time: time of the last event.
+        time: time of the last event; None without any.
     """
 
-    has_events: bool = False
     end: str | None = None
     done: int = 0
-    last_update: int = 0
     gain: float | None = None
     validation_gain: float | None = None
     time: float | None = None
@@ -229,21 +225,20 @@ class _Tail:
 def _tail(run: Path) -> _Tail:
     """Read events from the end until the last completed round is found."""
     tail = _Tail()
-    has_end = False
+    has_end, last_update = False, 0
     for event in EventReader(run).backwards():
-        tail.has_events = True
         tail.time = event.time if tail.time is None else tail.time
         if isinstance(event, TrainingStarted | TrainingFinished) and not has_end:
             has_end = True
             tail.end = event.status if isinstance(event, TrainingFinished) else None
-        if isinstance(event, PPOUpdateCompleted) and not tail.last_update:
-            tail.last_update = event.round
+        if isinstance(event, PPOUpdateCompleted) and not last_update:
+            last_update = event.round
         if isinstance(event, EpisodeOutcome):
             tail.done = event.round
             tail.gain, tail.validation_gain = _mean(event.gain), _mean(event.validation_gain)
             return tail
     # A run without outcomes learns from records, or a Gymnasium task: its updates are its rounds.
-    tail.done = tail.last_update
+    tail.done = last_update
     return tail
 
 
@@ -253,8 +248,8 @@ def _status(run: Path, tail: _Tail, done: int, total: int | None) -> str:
     if tail.end in STATUSES:
         return tail.end
     if done == 0:
-        return "failed" if tail.has_events else "unknown"
-    return "finished" if not tail.has_events and done == total else "interrupted"
+        return "unknown" if tail.time is None else "failed"
+    return "finished" if tail.time is None and done == total else "interrupted"
 
 
 def _mean(values: list[float]) -> float | None:

@@ -121,14 +121,9 @@ class Hub:
         """Report newly dropped steps in an event, and flush the sinks."""
         total = self.dropped
         if total > self._drops_reported:
-            self._write(
-                TelemetryDropped(
-                    time=time.time(),
-                    round=self._round,
-                    steps=total - self._drops_reported,
-                    total=total,
-                )
-            )
+            steps = total - self._drops_reported
+            event = TelemetryDropped(time=time.time(), round=self._round, steps=steps, total=total)
+            self._write(event)
             self._drops_reported = total
         self._each(lambda sink: sink.flush())
 

@@ -19,11 +19,6 @@ def report_ended(console: Console, run: Path, exit_code: int) -> None:
     if exit_code in (128 + number for number in (SIGHUP, SIGINT, SIGTERM)):
         notice(f"a signal ended the run; esper report {shell_word(str(run))} draws what it did")
         return
-    report_run(console, run)
-
-
-def report_run(console: Console, run: Path) -> None:
-    """Write the report of a run into its directory, see ``report_runs``."""
     report_runs(console, [run], run / "report.html")
 
 

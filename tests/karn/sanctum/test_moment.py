@@ -28,6 +28,11 @@ def opened(run: Path) -> Playhead:
     return Playhead(log)
 
 
+def playing(tmp_path: Path, *events: Event) -> Playhead:
+    """A playhead over a run that has these events after its start."""
+    return opened(write(tmp_path / "run", [started(), *events]))
+
+
 def at(playhead: Playhead) -> tuple[int, int]:
     shown = playhead.moment().step
     assert shown is not None
@@ -35,8 +40,7 @@ def at(playhead: Playhead) -> tuple[int, int]:
 
 
 def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", [started(), *a_round(1), *a_round(2), finished(2)])
-    playhead = opened(run)
+    playhead = playing(tmp_path, *a_round(1), *a_round(2), finished(2))
     assert playhead.live
     assert at(playhead) == (2, 4)
     assert playhead.moment().finished is not None
@@ -53,7 +57,7 @@ def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
 
 
 def test_a_replay_passes_every_step_at_its_speed_and_ends_live(tmp_path: Path) -> None:
-    playhead = opened(write(tmp_path / "run", [started(), *a_round(1), *a_round(2)]))
+    playhead = playing(tmp_path, *a_round(1), *a_round(2))
     playhead.replay()
     playhead.speed = SPEEDS.index(5)
     seen = [at(playhead)]
@@ -67,7 +71,7 @@ def test_a_replay_passes_every_step_at_its_speed_and_ends_live(tmp_path: Path) -
 
 
 def test_speed_stays_within_its_range(tmp_path: Path) -> None:
-    playhead = opened(write(tmp_path / "run", [started(), *a_round(1)]))
+    playhead = playing(tmp_path, *a_round(1))
     playhead.change_speed(100)
     assert playhead.steps_per_second == SPEEDS[-1]
     playhead.change_speed(-100)
@@ -75,8 +79,7 @@ def test_speed_stays_within_its_range(tmp_path: Path) -> None:
 
 
 def test_steps_and_rounds_back_and_forward(tmp_path: Path) -> None:
-    rounds = [event for number in (1, 2, 3) for event in a_round(number)]
-    playhead = opened(write(tmp_path / "run", [started(), *rounds]))
+    playhead = playing(tmp_path, *a_round(1), *a_round(2), *a_round(3))
     playhead.move(-1)
     assert at(playhead) == (3, 3)
     playhead.move_rounds(-1)
@@ -107,7 +110,7 @@ def test_pausing_holds_a_live_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_steps_is_replayed_by_its_rounds(tmp_path: Path) -> None:
-    playhead = opened(write(tmp_path / "run", [started(), outcome(1), outcome(2), outcome(3)]))
+    playhead = playing(tmp_path, outcome(1), outcome(2), outcome(3))
     playhead.replay()
     assert len(playhead.moment().outcomes) == 1
     playhead.move(1)
@@ -181,8 +184,7 @@ def test_a_contribution_is_the_last_one_of_its_seed_in_the_round(tmp_path: Path)
             contribution=[value, -value],
         )  # fmt: skip
 
-    run = write(tmp_path / "run", [started(), step(1, 1), told(1, 4, 0.1), told(1, 8, 0.2)])
-    moment = opened(run).moment()
+    moment = playing(tmp_path, step(1, 1), told(1, 4, 0.1), told(1, 8, 0.2)).moment()
     assert moment.contribution(1, 0, 1) == 0.2
     assert moment.contribution(1, 1, 0) == -0.2
     assert moment.contribution(1, 1, 1) is None

@@ -44,7 +44,7 @@ class Row:
         blueprints: name of each slot's blueprint; empty where the run has no step events.
         op: name of the last operation; ``""`` where the run has no step events.
         success: whether the operation was legal and therefore took effect.
-        added: number of parameters added.
+        added_parameters: number of parameters added.
         rolled_back: whether the environment was rolled back in this round.
     """
 

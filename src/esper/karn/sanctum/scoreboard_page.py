@@ -55,7 +55,7 @@ class Score:
         validation_gain: the same on the validation split.
         accuracy, twin: committed validation accuracy of host and twin.
         episode_return: sum of the rewards.
-        added: parameters added.
+        added_parameters: parameters added.
         fossilised: seeds fossilised.
     """
 

@@ -117,13 +117,13 @@ class Moment:
         return self._of_round(DecisionsMade, round_number)
 
     def _of_round(self, kind: type[E], round_number: int) -> list[E]:
-        places = self.index.locations[kind]
-        end = len(places)
+        locations = self.index.locations[kind]
+        end = len(locations)
         if self.line is not None:
-            end = bisect_right(places, self.line, key=attrgetter("line"))
-        begin = bisect_left(places, round_number, hi=end, key=attrgetter("round"))
-        end = bisect_right(places, round_number, lo=begin, hi=end, key=attrgetter("round"))
-        events = (self._read(kind, location) for location in places[begin:end])
+            end = bisect_right(locations, self.line, key=attrgetter("line"))
+        begin = bisect_left(locations, round_number, hi=end, key=attrgetter("round"))
+        end = bisect_right(locations, round_number, lo=begin, hi=end, key=attrgetter("round"))
+        events = (self._read(kind, location) for location in locations[begin:end])
         return [event for event in events if event is not None]
 
     def _read(self, kind: type[E], location: Location) -> E | None:
