@@ -57,43 +57,38 @@ class Episode:
 class RunData:
     """The data of a report on a run, live or ended, with R rounds, N environments and U updates.
 
-        Results of a repeated round replace the earlier ones.
+    Results of a repeated round replace the earlier ones.
 
-        Args:
-            run: the run directory.
+    Args:
+        run: the run directory.
 
-        Attributes:
-            label: name of the run in figures and tables.
-            info: its state.
-            config: content of ``config.json``.
-            started: start event of the last training process.
-            processes: number of training processes: 1 plus the number of resumes.
-            rounds: numbers of the completed rounds, ``[R]``.
-            outcomes: by name in ``FIGURES``, ``[R, N]``; those on the test split are NaN where the run
-                did not record them (before schema 4).
-            tasks: the task of each environment, ``[R, N]``.
-            updates: round of each update, ``[U]``.
-            metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
-            missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3, a missing
-                gradient was recorded as NaN.
-            timed_rounds: numbers of the rounds that were timed, ``[R']``.
-            speed: environment steps per second in those rounds, ``[R']``.
-            seconds: wall time of rollout and update in those rounds, each ``[R']``.
-            lives: lives of the seeds.
-            rollbacks: number of rollbacks by round and reason.
-            anomalies: anomalies that were detected during training.
-            dropped_steps: number of steps whose events the telemetry hub dropped.
-            failure: why the last process failed; None where it recorded no reason.
-            episode: accuracy per step of the last completed round; None where steps were not recorded.
-            unreadable: number of unreadable lines.
-    <<<<<<< HEAD
-    =======
-            evaluations: evaluations of the run's policy, one a suite.
-            refusals: why other files of evaluations were refused.
-    >>>>>>> h/karn
+    Attributes:
+        label: name of the run in figures and tables.
+        info: its state.
+        config: content of ``config.json``.
+        started: start event of the last training process.
+        processes: number of training processes: 1 plus the number of resumes.
+        rounds: numbers of the completed rounds, ``[R]``.
+        outcomes: by name in ``FIGURES``, ``[R, N]``; those on the test split are NaN where the run
+            did not record them (before schema 4).
+        tasks: the task of each environment, ``[R, N]``.
+        updates: round of each update, ``[U]``.
+        metrics: metrics of the updates by name, ``[U]``; NaN where missing or not a number.
+        missing: where a metric was not measured, bool ``[U]`` by name. Before schema 3, a missing
+            gradient was recorded as NaN.
+        timed_rounds: numbers of the rounds that were timed, ``[R']``.
+        speed: environment steps per second in those rounds, ``[R']``.
+        seconds: wall time of rollout and update in those rounds, each ``[R']``.
+        lives: lives of the seeds.
+        rollbacks: number of rollbacks by round and reason.
+        anomalies: anomalies that were detected during training.
+        dropped_steps: number of steps whose events the telemetry hub dropped.
+        failure: why the last process failed; None where it recorded no reason.
+        episode: accuracy per step of the last completed round; None where steps were not recorded.
+        unreadable: number of unreadable lines.
 
-        Raises:
-            UsageError: ``run`` has no events, or no start event.
+    Raises:
+        UsageError: ``run`` has no events, or no start event.
     """
 
     def __init__(self, run: Path):
