@@ -15,8 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import grown_seeds
-from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
+from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.lifecycle_controller import (
     EpochOutcome,

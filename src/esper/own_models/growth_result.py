@@ -11,7 +11,7 @@ from msgspec import convert, to_builtins
 from torch import nn
 
 from esper.leyline.stages import Stage
-from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.objectives import Validation
 from esper.tamiyo.policy.features import utility
 

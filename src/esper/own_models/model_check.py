@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
 from esper.own_models import samples
-from esper.own_models.attachment import attach, learn_behind, new_seed, set_hook, strip
-from esper.own_models.grafted_model import parameter_count
+from esper.own_models.grafted_model import (
+    attach,
+    learn_behind,
+    new_seed,
+    parameter_count,
+    set_hook,
+    strip,
+)
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
 from esper.own_models.options import check_loaders, check_model, loss_problem
 from esper.own_models.samples import (

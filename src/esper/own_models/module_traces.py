@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from esper.own_models.attachment import SEED
+from esper.own_models.grafted_model import SEED
 
 Run = Callable[[bool], Any]
 """Runs a forward pass of the model in evaluation mode and returns its output: with half the samples

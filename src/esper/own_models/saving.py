@@ -14,7 +14,7 @@ from esper.kasmina.blueprints import BUILDERS, FAMILIES
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import SEED, attach, grown_seeds, set_hook, strip
+from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, strip
 from esper.own_models.samples import loader_generators
 
 
