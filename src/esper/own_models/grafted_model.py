@@ -73,8 +73,8 @@ def learn_behind(module: nn.Module, inputs: object, output: object) -> object:
     assert isinstance(first, Tensor)
     seed = module.get_submodule(SEED)
     assert isinstance(seed, Seed)
-    learned = _StraightThrough.apply(first, seed.branch(first.detach()))
-    return (learned, *output[1:]) if isinstance(output, tuple) else learned
+    output_with_seed = _StraightThrough.apply(first, seed.branch(first.detach()))
+    return (output_with_seed, *output[1:]) if isinstance(output, tuple) else output_with_seed
 
 
 _HOOKS = (add_seed, learn_behind)
@@ -129,10 +129,10 @@ def _example(model: nn.Module, name: str) -> Tensor | None:
 
 def set_hook(module: nn.Module, hook: Any) -> None:
     """Let ``hook`` (``add_seed``, ``learn_behind`` or None) call the seed of ``module``."""
-    found = {key: each for key, each in module._forward_hooks.items() if each in _HOOKS}
-    if list(found.values()) == ([] if hook is None else [hook]):
+    hooks = {key: each for key, each in module._forward_hooks.items() if each in _HOOKS}
+    if list(hooks.values()) == ([] if hook is None else [hook]):
         return
-    for key in found:
+    for key in hooks:
         del module._forward_hooks[key]
     if hook is not None:
         module.register_forward_hook(hook)
@@ -149,8 +149,8 @@ def detach(module: nn.Module) -> None:
 
 def grown_seeds(model: nn.Module) -> dict[str, Seed]:
     """The seeds of ``model`` by the name of the module behind which they hang."""
-    found = ((name, module._modules.get(SEED)) for name, module in model.named_modules())
-    return {name: seed for name, seed in found if isinstance(seed, Seed)}
+    candidates = ((name, module._modules.get(SEED)) for name, module in model.named_modules())
+    return {name: seed for name, seed in candidates if isinstance(seed, Seed)}
 
 
 def strip(model: nn.Module) -> nn.Module:
@@ -181,8 +181,8 @@ def copied_state(model: nn.Module) -> dict[str, Any]:
 
 def updates(optimizer: Optimizer, model: nn.Module) -> bool:
     """Whether ``optimizer`` has a parameter of ``model``."""
-    own = {id(p) for p in model.parameters()}
-    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+    identities = {id(p) for p in model.parameters()}
+    return any(id(p) in identities for group in optimizer.param_groups for p in group["params"])
 
 
 def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
@@ -193,13 +193,15 @@ def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Opt
         model: the module whose parameters it has; parameters of seeds are left out.
         twin: a copy of the module as it was before it grew.
     """
-    own, others = dict(model.named_parameters()), dict(twin.named_parameters())
-    matching = {id(own[name]): parameter for name, parameter in others.items() if name in own}
-    made = copy.deepcopy(optimizer, dict(matching))
-    kept = {id(parameter) for parameter in others.values()}
-    for group in made.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in kept]
-    return made
+    parameters, twins = dict(model.named_parameters()), dict(twin.named_parameters())
+    matching = {
+        id(parameters[name]): parameter for name, parameter in twins.items() if name in parameters
+    }
+    copied = copy.deepcopy(optimizer, dict(matching))
+    twin_identities = {id(parameter) for parameter in twins.values()}
+    for group in copied.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in twin_identities]
+    return copied
 
 
 class GraftedModel:
@@ -247,8 +249,8 @@ class GraftedModel:
 
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameter count of each living seed, int64 ``[1, S]``; 0 in other slots."""
-        places = torch.arange(len(self.slots))
-        counts = self.parameter_table[places, state.blueprint, state.style]
+        indices = torch.arange(len(self.slots))
+        counts = self.parameter_table[indices, state.blueprint, state.style]
         return torch.where(state.living, counts, 0)
 
     def germinate(self, state: SeedState, slot: int, step: int) -> None:
@@ -281,8 +283,8 @@ class GraftedModel:
                 parameter.requires_grad_(not frozen[s])
                 if frozen[s]:
                     parameter.grad = None
-            blended = add_seed if alphas[s] > 0.0 else learn_behind
-            set_hook(self.modules[s], blended if computing[s] else None)
+            hook = add_seed if alphas[s] > 0.0 else learn_behind
+            set_hook(self.modules[s], hook if computing[s] else None)
 
     @contextmanager
     def without(self, slot: int) -> Iterator[None]:
@@ -315,13 +317,13 @@ class GraftedModel:
         for s, slot in enumerate(self.slots):
             norms = torch.full((1, slot.segment_count), float("nan"))
             if s in self._norms:
-                measured = torch.stack(self._norms[s]).float().cpu()
-                unknown[0, s] = measured.norm()
+                gradient_norms = torch.stack(self._norms[s]).float().cpu()
+                unknown[0, s] = gradient_norms.norm()
                 # How large a gradient is depends on the loss and on the activations of the
                 # user's module: what explodes is what becomes ten times as large as at first.
-                first = self.first_norms.setdefault(s, float(measured.max()))
-                norms[0, : len(measured)] = (
-                    measured / first if isfinite(first) and first > 1.0 else measured
+                first = self.first_norms.setdefault(s, float(gradient_norms.max()))
+                norms[0, : len(gradient_norms)] = (
+                    gradient_norms / first if isfinite(first) and first > 1.0 else gradient_norms
                 )
             tensor_norms.append(norms)
         host = self._host_norm
@@ -340,10 +342,10 @@ class GraftedModel:
         """A copy of all parameters and buffers, on the CPU."""
         return {n: x for n, x in copied_state(self.model).items() if isinstance(x, Tensor)}
 
-    def restore(self, kept: dict[str, Tensor]) -> None:
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
         """Load what a snapshot holds of the present modules, and clear the optimizer's state."""
-        own = set(self.model.state_dict())
-        self.model.load_state_dict({n: x for n, x in kept.items() if n in own}, strict=False)
+        names = set(self.model.state_dict())
+        self.model.load_state_dict({n: x for n, x in snapshot.items() if n in names}, strict=False)
         self.optimizer.state.clear()
 
     def close(self) -> None:
@@ -354,9 +356,9 @@ class GraftedModel:
         """Take a seed off the module and out of the optimizer."""
         seed = self.seeds[slot]
         assert seed is not None
-        gone = {id(parameter) for parameter in seed.parameters()}
+        identities = {id(parameter) for parameter in seed.parameters()}
         for group in self.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
+            group["params"] = [p for p in group["params"] if id(p) not in identities]
         for parameter in seed.parameters():
             self.optimizer.state.pop(parameter, None)
         detach(self.modules[slot])
@@ -371,20 +373,20 @@ class GraftedModel:
         they are made.
         """
         groups = self.optimizer.param_groups
-        named = [group for group in groups if group.get("name") == SEED_GROUP]
-        if named:
-            return named[0]
+        seed_groups = [group for group in groups if group.get("name") == SEED_GROUP]
+        if seed_groups:
+            return seed_groups[0]
         of_parameter = {id(p): group for group in groups for p in group["params"]}
-        found = groups[-1]
+        result = groups[-1]
         inside = {id(each) for each in module.modules()}
-        reached = False
+        inside_module = False
         for each in self.model.modules():
-            reached |= id(each) in inside
-            if reached and id(each) not in inside:
+            inside_module |= id(each) in inside
+            if inside_module and id(each) not in inside:
                 break
             for parameter in each.parameters(recurse=False):
-                found = of_parameter.get(id(parameter), found)
-        return found
+                result = of_parameter.get(id(parameter), result)
+        return result
 
     def _host_parameters(self) -> list[nn.Parameter]:
         of_seeds = {id(p) for seed in self.seeds if seed is not None for p in seed.parameters()}
@@ -407,8 +409,8 @@ class GraftedModel:
             seed = self.seeds[s]
             assert seed is not None
             branch = seed.get_submodule(seed.blueprint)
-            named = dict(branch.named_parameters())
-            order = [named[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
+            parameters = dict(branch.named_parameters())
+            order = [parameters[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
             zero = seed.alpha.new_zeros(())
             norms = [zero if p.grad is None else p.grad.norm() for p in order]
             self._norms[s] = norms

@@ -216,22 +216,22 @@ def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]
         Why not, by module.
     """
     probes = {module: _SeedProbe() for module in modules}
-    failed = False
+    fails = False
     try:
         for module, each in probes.items():
             module.add_module(SEED, each)
         run(True)
     except Exception:
-        failed = True
+        fails = True
     finally:
         for module in modules:
             if SEED in module._modules:
                 del module._modules[SEED]
-    found = {module: _CALLED for module, each in probes.items() if each.called}
-    if not failed or not modules:
-        return found
-    if found:
-        return found | seed_callers([m for m in modules if m not in found], run)
+    reasons = {module: _CALLED for module, each in probes.items() if each.called}
+    if not fails or not modules:
+        return reasons
+    if reasons:
+        return reasons | seed_callers([m for m in modules if m not in reasons], run)
     if len(modules) == 1:
         return {modules[0]: _FAILS}
     half = len(modules) // 2
@@ -300,14 +300,14 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
         for module in modules:
             handles.append(module.register_forward_hook(probes.hook(module)))
         with torch.enable_grad():
-            found = list(_leaves(run(True)))
+            leaves = list(_leaves(run(True)))
     except Exception:
         return set(), set()
     finally:
         for handle in handles:
             handle.remove()
-    outputs = list({id(x): x for x in found if isinstance(x, Tensor)}.values())
-    if len(outputs) < len({id(x) for x in found}) or not any(x.requires_grad for x in outputs):
+    outputs = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
+    if len(outputs) < len({id(x) for x in leaves}) or not any(x.requires_grad for x in outputs):
         return set(), set()
     graphs = [_graph(x) for x in outputs]
     reached = {id(scalar) for scalars, _ in graphs for scalar in scalars}
@@ -321,11 +321,13 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
     }
     predicting = set()
     for module, output in probes.outputs.items():
-        others = [
+        other_graphs = [
             scalars for x, (scalars, _) in zip(outputs, graphs, strict=True) if x is not output
         ]
-        used = any(probes.scalars[module] is scalar for scalars in others for scalar in scalars)
-        if len(others) < len(outputs) and not used:
+        feeds_others = any(
+            probes.scalars[module] is scalar for scalars in other_graphs for scalar in scalars
+        )
+        if len(other_graphs) < len(outputs) and not feeds_others:
             predicting.add(module)
     return unreached, predicting
 

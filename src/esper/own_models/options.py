@@ -234,11 +234,11 @@ def usable_device(device: torch.device | str) -> torch.device:
         UsageError: there is none.
     """
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        result = torch.device(device)
+        torch.empty(0, device=result)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device: {device} is not usable ({first_line(error)})") from error
-    return found
+    return result
 
 
 def check_batch(
