@@ -250,7 +250,7 @@ GROWTH = (
     ),
     Table(
         "rewards",
-        "src/esper/simic/growth/rewards/returns.py",
+        "src/esper/tamiyo/policy/features.py",
         ("tests/simic/growth/test_rewards.py",),
         (
             (
@@ -264,6 +264,13 @@ GROWTH = (
                 "return score",
             ),
             ("rent is linear", "host_parameters).log1p()", "host_parameters)"),
+        ),
+    ),
+    Table(
+        "rewards",
+        "src/esper/simic/growth/rewards/returns.py",
+        ("tests/simic/growth/test_rewards.py",),
+        (
             (
                 "a reward before the end",
                 "if inputs.last else torch.zeros_like(inputs.score)",
