@@ -87,6 +87,7 @@ def _option(f: Field[Any], note: str) -> str:
     more, default = about(f), getattr(f.default, "__name__", f.default)
     flag = "no" if more.flag is None else f"`--{f.name.replace('_', '-')}`"
     yes = {True: "yes", False: "no"}
+    note = note.replace("``", "`")
     cells = [f"`{f.name}`", _shown(default), flag, yes[more.in_recipe], yes[more.on_resume], note]
     return f"| {' | '.join(cells)} |"
 

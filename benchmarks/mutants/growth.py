@@ -263,7 +263,11 @@ GROWTH = (
                 "return score - rent * growth(score, added, host_parameters)",
                 "return score",
             ),
-            ("rent is linear", "host_parameters).log1p()", "host_parameters)"),
+            (
+                "rent is linear",
+                "score.dtype) / host_parameters).log1p()",
+                "score.dtype) / host_parameters)",
+            ),
         ),
     ),
     Table(

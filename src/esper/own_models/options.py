@@ -44,8 +44,8 @@ class GrowthOptions:
     """What ``Growth`` and ``grow`` have in common."""
 
     policy: str | Actor = "rule"
-    """One of ``policies.POLICIES``, a trained policy of `esper policies`, the directory of a run,
-    or an ``Actor``."""
+    """never, heuristic, rule, a trained policy of `esper policies`, the directory of a run, or an
+    ``Actor``."""
     epochs: int = setting(40, within=up_to(1_000_000), flag=int)
     """Epochs of training; the ages of the lifecycle scale with them."""
     slots: Sequence[str] | None = setting(None, flag=tuple[str, ...], in_recipe=True)
