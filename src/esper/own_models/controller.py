@@ -21,7 +21,6 @@ from esper.own_models.lifecycle_controller import (
     EpochOutcome,
     LifecycleController,
     actor,
-    saved_slots,
 )
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
@@ -248,8 +247,8 @@ class Growth:
         if saved["lives"] is not None:
             self._stop_waiting()
             if self._lifecycle is None:
-                optimizer = self._known_optimizer()
-                self._create_lifecycle(saved_slots(saved["lives"]), optimizer)
+                slots = tuple(SlotSpec(**slot) for slot in saved["lives"]["slots"])
+                self._create_lifecycle(slots, self._known_optimizer())
             assert self._lifecycle is not None
             self._lifecycle.load_state_dict(saved["lives"])
             if self.finished:

@@ -302,11 +302,6 @@ _OF_DETECTOR = ("losses", "strikes", "healthy")
 """What changes of a ``DivergenceDetector``."""
 
 
-def saved_slots(saved: dict[str, Any]) -> tuple[SlotSpec, ...]:
-    """The slots of what ``LifecycleController.state_dict`` returned."""
-    return tuple(SlotSpec(**slot) for slot in saved["slots"])
-
-
 def _tensors_of(record: SeedState | SeedSignals) -> dict[str, Tensor]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
@@ -363,8 +358,6 @@ def _trend(losses: Tensor) -> str:
     return f"validation loss {100 * change:+.1f} % an epoch over the last {len(values) - 1}"
 
 
-POLICIES = ("never", "heuristic", "rule")
-"""Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
 LEARNED = "esper.simic.tools.grow:learned_actor"
 """Makes the actor of a policy that was trained; named, because the learner lies above this."""
 

@@ -163,11 +163,6 @@ def _time_first(each: ModuleTrace, data_time_first: bool) -> bool:
     return any(getattr(module, "batch_first", True) is False for module in each.module.modules())
 
 
-_CALLED = "calls all of its submodules, and would call the seed"
-_FAILS = "fails with one more submodule, such as a seed"
-_UNREACHED = "gets no gradient from the outputs"
-
-
 def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
     """Note on the traces of a model which modules cannot have a seed, and which make predictions.
 
@@ -180,18 +175,18 @@ def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
     of_module = {trace.module: trace for trace in traces if not trace.reason}
     unreached, predicting = gradient_reach(list(of_module), run)
     for module in unreached:
-        of_module[module].reason = _UNREACHED
+        of_module[module].reason = "gets no gradient from the outputs"
     for module in predicting:
         of_module[module].predicts = True
-    parents = [m for m, trace in of_module.items() if not trace.reason and _is_container(m)]
+    # A Sequential carries no seed itself.
+    parents = [
+        module
+        for module, trace in of_module.items()
+        if not trace.reason and module._modules and not isinstance(module, nn.Sequential)
+    ]
     # This pass comes last: what a module keeps of it, unlike of the other, holds no graph.
     for module, reason in seed_callers(parents, run).items():
         of_module[module].reason = reason
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Whether it has submodules and may carry a seed itself, which no Sequential does."""
-    return len(module._modules) > 0 and not isinstance(module, nn.Sequential)
 
 
 class _SeedProbe(nn.Module):
@@ -227,13 +222,14 @@ def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]
         for module in modules:
             if SEED in module._modules:
                 del module._modules[SEED]
-    reasons = {module: _CALLED for module, each in probes.items() if each.called}
+    text = "calls all of its submodules, and would call the seed"
+    reasons = {module: text for module, each in probes.items() if each.called}
     if not fails or not modules:
         return reasons
     if reasons:
         return reasons | seed_callers([m for m in modules if m not in reasons], run)
     if len(modules) == 1:
-        return {modules[0]: _FAILS}
+        return {modules[0]: "fails with one more submodule, such as a seed"}
     half = len(modules) // 2
     return seed_callers(modules[:half], run) | seed_callers(modules[half:], run)
 
