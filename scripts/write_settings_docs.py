@@ -48,7 +48,7 @@ those of `esper train offline` alone.
 GROWING_HEAD = """## Growing a model of your own
 
 The arguments of `esper.grow`: [Your own models](own-models.md) explains them. Those with a flag are
-also flags of `esper grow --model`. **Resume** says whether a checkpoint accepts a new value.
+also flags of `esper grow`, with --model. **Resume** says whether a checkpoint accepts a new value.
 
 | option | default | flag | recipe | resume | meaning |
 |---|---|---|---|---|---|
