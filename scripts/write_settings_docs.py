@@ -48,7 +48,7 @@ those of `esper train offline` alone.
 GROWING_HEAD = """## Growing a model of your own
 
 The arguments of `esper.grow`: [Your own models](own-models.md) explains them. Those with a flag are
-also flags of `esper grow --model`. **Resume** says whether a checkpoint accepts a new value.
+also flags of `esper grow`, with --model. **Resume** says whether a checkpoint accepts a new value.
 
 | option | default | flag | recipe | resume | meaning |
 |---|---|---|---|---|---|
@@ -87,6 +87,7 @@ def _option(f: Field[Any], note: str) -> str:
     more, default = about(f), getattr(f.default, "__name__", f.default)
     flag = "no" if more.flag is None else f"`--{f.name.replace('_', '-')}`"
     yes = {True: "yes", False: "no"}
+    note = note.replace("``", "`")
     cells = [f"`{f.name}`", _shown(default), flag, yes[more.in_recipe], yes[more.on_resume], note]
     return f"| {' | '.join(cells)} |"
 

@@ -250,7 +250,7 @@ GROWTH = (
     ),
     Table(
         "rewards",
-        "src/esper/simic/growth/rewards/returns.py",
+        "src/esper/tamiyo/policy/features.py",
         ("tests/simic/growth/test_rewards.py",),
         (
             (
@@ -263,7 +263,18 @@ GROWTH = (
                 "return score - rent * growth(score, added, host_parameters)",
                 "return score",
             ),
-            ("rent is linear", "host_parameters).log1p()", "host_parameters)"),
+            (
+                "rent is linear",
+                "score.dtype) / host_parameters).log1p()",
+                "score.dtype) / host_parameters)",
+            ),
+        ),
+    ),
+    Table(
+        "rewards",
+        "src/esper/simic/growth/rewards/returns.py",
+        ("tests/simic/growth/test_rewards.py",),
+        (
             (
                 "a reward before the end",
                 "if inputs.last else torch.zeros_like(inputs.score)",

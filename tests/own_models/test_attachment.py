@@ -15,7 +15,7 @@ from esper.kasmina.blueprints import BUILDERS, FAMILIES, of_family
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import (
+from esper.own_models.grafted_model import (
     attach,
     grown_seeds,
     new_seed,

@@ -11,8 +11,8 @@ from torch.optim import AdamW
 
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.own_models.attachment import grown_seeds
 from esper.own_models.controller import Growth
+from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.objectives import Validation
 from esper.tamiyo.heuristic import HeuristicActor
 from own_modules import ResidualNet, images

@@ -10,6 +10,7 @@ from esper.leyline.config.setting import about, meanings, setting, settings_of, 
 from esper.own_models.options import (
     GrowOptions,
     GrowthOptions,
+    compared_names,
     describe,
     flags,
     recipe_names,
@@ -68,7 +69,7 @@ def test_a_new_option_is_one_field() -> None:
     describe(more, MoreOptions)
     assert inspect.signature(more).parameters["warmup"].default == 3
     assert "warmup: Epochs before growth." in (more.__doc__ or "")
-    assert to_resume(MoreOptions(warmup=4))["warmup"] == 4
+    assert to_resume(MoreOptions(warmup=4), compared_names(MoreOptions))["warmup"] == 4
     assert "warmup" in recipe_names(MoreOptions)
 
     @dataclass(frozen=True, kw_only=True)

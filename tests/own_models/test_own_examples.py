@@ -18,7 +18,7 @@ from torch import Tensor
 
 import esper
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import grown_seeds
 from esper.scripts.grown_files import exported, outputs
 from esper.tamiyo import try_and_keep
 from esper.tamiyo.policy.features import Observation

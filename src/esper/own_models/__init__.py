@@ -1,45 +1,34 @@
-"""Growing a module of the user's own; its public names are those of ``__all__``."""
+"""Growing a module of the user's own; its public names are those of ``HOMES``."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina.slots import Slot
-    from esper.own_models.attachment import strip
-    from esper.own_models.controller import Growth
-    from esper.own_models.growing import grow
-    from esper.own_models.growth_result import EpochRecord, GrowthResult
-    from esper.own_models.model_check import check
-    from esper.own_models.objectives import Validation
-    from esper.own_models.saving import load_grown
+    from esper.kasmina.slots import Slot as Slot
+    from esper.own_models.controller import Growth as Growth
+    from esper.own_models.grafted_model import strip as strip
+    from esper.own_models.growing import grow as grow
+    from esper.own_models.growth_result import EpochRecord as EpochRecord
+    from esper.own_models.growth_result import GrowthResult as GrowthResult
+    from esper.own_models.model_check import check as check
+    from esper.own_models.objectives import Validation as Validation
+    from esper.own_models.saving import load_grown as load_grown
 
 HOMES = {
-    "EpochRecord": "esper.own_models.growth_result",
-    "Growth": "esper.own_models.controller",
-    "GrowthResult": "esper.own_models.growth_result",
-    "Slot": "esper.kasmina.slots",
-    "Validation": "esper.own_models.objectives",
-    "check": "esper.own_models.model_check",
-    "grow": "esper.own_models.growing",
-    "load_grown": "esper.own_models.saving",
-    "strip": "esper.own_models.attachment",
+    "EpochRecord": "own_models.growth_result",
+    "Growth": "own_models.controller",
+    "GrowthResult": "own_models.growth_result",
+    "Slot": "kasmina.slots",
+    "Validation": "own_models.objectives",
+    "check": "own_models.model_check",
+    "grow": "own_models.growing",
+    "load_grown": "own_models.saving",
+    "strip": "own_models.grafted_model",
 }
 """Where each public name lives. It is imported when it is first used: torch takes seconds."""
-
-__all__ = [
-    "EpochRecord",
-    "Growth",
-    "GrowthResult",
-    "Slot",
-    "Validation",
-    "check",
-    "grow",
-    "load_grown",
-    "strip",
-]
 
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'esper.own_models' has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module(f"esper.{HOMES[name]}"), name)

@@ -15,14 +15,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import grown_seeds
-from esper.own_models.grafted_model import GraftedModel, parameter_count, updates
+from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.lifecycle_controller import (
     EpochOutcome,
     LifecycleController,
     actor,
-    saved_slots,
 )
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
@@ -239,9 +237,9 @@ class Growth:
         """
         if self.history:
             raise UsageError("load_state_dict: an epoch is already over; make a new Growth")
-        for name, own in (("epochs", self.options.epochs), ("policy", self._policy_name)):
-            if saved[name] != own:
-                raise UsageError(f"{name}: growth began with {saved[name]}, got {own}; give that")
+        for name, value in (("epochs", self.options.epochs), ("policy", self._policy_name)):
+            if saved[name] != value:
+                raise UsageError(f"{name}: growth began with {saved[name]}, got {value}; give that")
         if saved["lives"] is not None and self.optimizer is None:
             raise UsageError("optimizer: give it to Growth, so that the saved seeds can join it")
         self.history = convert(saved["history"], list[EpochRecord])
@@ -249,8 +247,8 @@ class Growth:
         if saved["lives"] is not None:
             self._stop_waiting()
             if self._lifecycle is None:
-                optimizer = self._known_optimizer()
-                self._create_lifecycle(saved_slots(saved["lives"]), optimizer)
+                slots = tuple(SlotSpec(**slot) for slot in saved["lives"]["slots"])
+                self._create_lifecycle(slots, self._known_optimizer())
             assert self._lifecycle is not None
             self._lifecycle.load_state_dict(saved["lives"])
             if self.finished:
@@ -266,12 +264,12 @@ class Growth:
 
     def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the first forward pass."""
-        found = self._example if self._first_call is None else self._first_call.arguments
-        if found is None:
+        arguments = self._example if self._first_call is None else self._first_call.arguments
+        if arguments is None:
             raise UsageError(
                 "step: the module has not been called yet; train an epoch first, or give example="
             )
-        return found
+        return arguments
 
     def _known_optimizer(self) -> Optimizer:
         """The optimizer that was given, or that has updated the module."""
@@ -293,8 +291,8 @@ class Growth:
         """Find the slots, and prepare the lifecycle."""
         optimizer = self._known_optimizer()
         self._stop_waiting()
-        kept = buffers_kept(self.model)
-        with undisturbed(), evaluating(self.model), kept, torch.no_grad():
+        buffers = buffers_kept(self.model)
+        with undisturbed(), evaluating(self.model), buffers, torch.no_grad():
             slots = find_slots(
                 self.model, half_or_all(self.model, args, kwargs), self.options.slots
             )
@@ -303,26 +301,28 @@ class Growth:
 
     def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
         """Prepare the lifecycle of seeds in the slots."""
-        made = actor(self.options.policy, slots, self.options.epochs, self.options.seed, self._say)
+        policy = actor(
+            self.options.policy, slots, self.options.epochs, self.options.seed, self._say
+        )
         body = GraftedModel(self.model, slots, optimizer, self.options.epochs, self.options.seed)
         self._lifecycle = LifecycleController(
             body,
-            made,
+            policy,
             lambda: self._validated(None),
             self.options.price,
             self.options.max_parameters,
             self.classes,
         )
 
-    def _validated(self, found: "float | Validation | None") -> Validation:
-        if found is None:
+    def _validated(self, score: "float | Validation | None") -> Validation:
+        if score is None:
             if self.validate is None:
                 raise UsageError("step: got no score; give one, or give validate= to Growth")
             with undisturbed(), evaluating(self.model), torch.no_grad():
-                found = self.validate()
-        if isinstance(found, Validation):
-            return found
-        value = float(found)
+                score = self.validate()
+        if isinstance(score, Validation):
+            return score
+        value = float(score)
         score = as_score(value, self.options.higher_is_better, self._scale)
         return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
 

@@ -1,12 +1,15 @@
-"""One module of the user's own and its seeds: what the lifecycle of seeds does to it.
+"""A module of the user's own and its seeds: attached to it, and changed by their lifecycle.
 
-The counterpart of ``tolaria.engine.Engine`` for a single network that is trained as itself.
+A seed is the submodule ``seed`` of the module behind which it grows, and a forward hook of that
+module calls it. Hooks are functions of this package, so that deepcopy and pickle keep them; nothing
+else of the network changes. ``GraftedModel`` is the counterpart of ``tolaria.engine.Engine`` for a
+single network that is trained as itself.
 """
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -15,32 +18,154 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.blueprints import FORM_OF_STYLE
-from esper.kasmina.seed_module import Seed, add_seed
+from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.own_models.attachment import (
-    attach,
-    detach,
-    learn_behind,
-    new_seed,
-    set_hook,
-)
 from esper.tolaria.results import SLOT_MEASURES, EpochResult
+
+SEED = "seed"
+"""Name of the submodule that holds a seed."""
+
+
+REACH = 0.1
+"""Norm of a branch in TRAINING, as a share of its activation's, towards which it learns."""
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The host's activation x, behind which a branch f learns a step that lowers the loss.
+
+    With the gradient g of the output, the branch gets the gradient of ``<g, f> + w |f|^2 / 2``,
+    where ``w = |g| / (REACH |x|)``. Its minimum is ``f = -REACH |x| g / |g|``, a step of gradient
+    descent in function space (Friedman, 2001). Without the second term nothing would answer to f,
+    which x does not contain, and f would grow for as long as it learns.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, f: Tensor) -> Tensor:
+        ctx.save_for_backward(f)
+        ctx.reach = REACH * _norm(x)
+        # A layer behind may work in place, which a view from here would refuse.
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        (f,) = ctx.saved_tensors
+        weight = _norm(gradient) / ctx.reach.clamp(min=torch.finfo(ctx.reach.dtype).tiny)
+        return gradient, (gradient + weight * f).to(f.dtype)
+
+
+def _norm(x: Tensor) -> Tensor:
+    """The norm of ``x`` in float32, or in its own dtype if that is wider."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32))
+    return norm
+
+
+def learn_behind(module: nn.Module, inputs: object, output: object) -> object:
+    """Forward hook of a module with a seed in TRAINING: the output itself.
+
+    The branch sees a detached activation, and gets the gradient of the output (the straight-through
+    estimator). Values and gradients of the host stay as they are without the seed.
+    """
+    if not torch.is_grad_enabled():
+        return output
+    first = output[0] if isinstance(output, tuple) else output
+    assert isinstance(first, Tensor)
+    seed = module.get_submodule(SEED)
+    assert isinstance(seed, Seed)
+    output_with_seed = _StraightThrough.apply(first, seed.branch(first.detach()))
+    return (output_with_seed, *output[1:]) if isinstance(output, tuple) else output_with_seed
+
+
+_HOOKS = (add_seed, learn_behind)
+
+
+def new_seed(slot: SlotSpec, kind: int, form: int, random_seed: int) -> Seed:
+    """A seed whose branch starts at 0, initialised as the blueprint says.
+
+    Torch's global generator is not used, so that growing shifts no other random number.
+
+    Args:
+        slot: slot of the seed.
+        kind: index of its blueprint, one of ``slot.kinds``.
+        form: index of ``FORMS``.
+        random_seed: determines the initial weights.
+    """
+    generator = torch.Generator().manual_seed(random_seed)
+    return Seed(BLUEPRINTS[kind], slot.channels, slot.family, FORMS[form], generator)
+
+
+def attach(model: nn.Module, name: str, seed: Seed) -> None:
+    """Hang ``seed`` behind a module of ``model``; it computes nothing yet.
+
+    The seed gets device and dtype of the module's first floating-point parameter, or of its
+    nearest ancestor's that has one.
+
+    Args:
+        model: the whole module.
+        name: name of the module behind which the seed hangs.
+        seed: a new seed.
+
+    Raises:
+        AttributeError: ``model`` has no module of that name.
+    """
+    module = model.get_submodule(name)
+    example = _example(model, name)
+    if example is not None:
+        seed.to(example.device, example.dtype)
+    module.add_module(SEED, seed)
+
+
+def _example(model: nn.Module, name: str) -> Tensor | None:
+    """The first floating-point parameter of a module, else of its nearest ancestor with one."""
+    while True:
+        for parameter in model.get_submodule(name).parameters():
+            if parameter.is_floating_point():
+                return parameter
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+
+
+def set_hook(module: nn.Module, hook: Any) -> None:
+    """Let ``hook`` (``add_seed``, ``learn_behind`` or None) call the seed of ``module``."""
+    hooks = {key: each for key, each in module._forward_hooks.items() if each in _HOOKS}
+    if list(hooks.values()) == ([] if hook is None else [hook]):
+        return
+    for key in hooks:
+        del module._forward_hooks[key]
+    if hook is not None:
+        module.register_forward_hook(hook)
+    if "torch._dynamo" in sys.modules:
+        # Compiled code does not notice a changed hook.
+        torch.compiler.reset()
+
+
+def detach(module: nn.Module) -> None:
+    """Take the seed of ``module`` off."""
+    set_hook(module, None)
+    del module._modules[SEED]
+
+
+def grown_seeds(model: nn.Module) -> dict[str, Seed]:
+    """The seeds of ``model`` by the name of the module behind which they hang."""
+    candidates = ((name, module._modules.get(SEED)) for name, module in model.named_modules())
+    return {name: seed for name, seed in candidates if isinstance(seed, Seed)}
+
+
+def strip(model: nn.Module) -> nn.Module:
+    """Take all seeds off ``model``, in place: parameters, names and hooks are the host's alone.
+
+    Returns:
+        ``model``.
+    """
+    for name in list(grown_seeds(model)):
+        detach(model.get_submodule(name))
+    return model
+
 
 SEED_GROUP = "seeds"
 """Name of an optimizer's group into which all seeds go, if there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnHost:
-    """The module without seeds.
-
-    Attributes:
-        parameter_count: parameters, frozen ones included and shared ones counted once.
-    """
-
-    parameter_count: int
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -56,8 +181,8 @@ def copied_state(model: nn.Module) -> dict[str, Any]:
 
 def updates(optimizer: Optimizer, model: nn.Module) -> bool:
     """Whether ``optimizer`` has a parameter of ``model``."""
-    own = {id(p) for p in model.parameters()}
-    return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+    identities = {id(p) for p in model.parameters()}
+    return any(id(p) in identities for group in optimizer.param_groups for p in group["params"])
 
 
 def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Optimizer:
@@ -68,13 +193,15 @@ def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Opt
         model: the module whose parameters it has; parameters of seeds are left out.
         twin: a copy of the module as it was before it grew.
     """
-    own, others = dict(model.named_parameters()), dict(twin.named_parameters())
-    matching = {id(own[name]): parameter for name, parameter in others.items() if name in own}
-    made = copy.deepcopy(optimizer, dict(matching))
-    kept = {id(parameter) for parameter in others.values()}
-    for group in made.param_groups:
-        group["params"] = [p for p in group["params"] if id(p) in kept]
-    return made
+    parameters, twins = dict(model.named_parameters()), dict(twin.named_parameters())
+    matching = {
+        id(parameters[name]): parameter for name, parameter in twins.items() if name in parameters
+    }
+    copied = copy.deepcopy(optimizer, dict(matching))
+    twin_identities = {id(parameter) for parameter in twins.values()}
+    for group in copied.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in twin_identities]
+    return copied
 
 
 class GraftedModel:
@@ -89,6 +216,7 @@ class GraftedModel:
 
     Attributes:
         order: slots of the living seeds in the order in which they joined the optimizer.
+        parameter_count: parameters of the module without seeds.
         first_norms: largest gradient norm of a tensor of each seed in its first epoch, by slot.
     """
 
@@ -102,7 +230,7 @@ class GraftedModel:
     ):
         self.model, self.slots, self.optimizer = model, slots, optimizer
         self.episode_length, self.random_seed = episode_length, random_seed
-        self.host = OwnHost(parameter_count(model))
+        self.parameter_count = parameter_count(model)
         self.modules = [model.get_submodule(slot.name) for slot in slots]
         self.seeds: list[Seed | None] = [None] * len(slots)
         self.order: list[int] = []
@@ -114,10 +242,15 @@ class GraftedModel:
         self._computing: list[int] = []
         self._hook = optimizer.register_step_pre_hook(self._before_update)
 
+    @property
+    def host(self) -> "GraftedModel":
+        """The module itself, whose ``parameter_count`` is that without seeds."""
+        return self
+
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameter count of each living seed, int64 ``[1, S]``; 0 in other slots."""
-        places = torch.arange(len(self.slots))
-        counts = self.parameter_table[places, state.blueprint, state.style]
+        indices = torch.arange(len(self.slots))
+        counts = self.parameter_table[indices, state.blueprint, state.style]
         return torch.where(state.living, counts, 0)
 
     def germinate(self, state: SeedState, slot: int, step: int) -> None:
@@ -150,8 +283,8 @@ class GraftedModel:
                 parameter.requires_grad_(not frozen[s])
                 if frozen[s]:
                     parameter.grad = None
-            blended = add_seed if alphas[s] > 0.0 else learn_behind
-            set_hook(self.modules[s], blended if computing[s] else None)
+            hook = add_seed if alphas[s] > 0.0 else learn_behind
+            set_hook(self.modules[s], hook if computing[s] else None)
 
     @contextmanager
     def without(self, slot: int) -> Iterator[None]:
@@ -184,13 +317,13 @@ class GraftedModel:
         for s, slot in enumerate(self.slots):
             norms = torch.full((1, slot.segment_count), float("nan"))
             if s in self._norms:
-                measured = torch.stack(self._norms[s]).float().cpu()
-                unknown[0, s] = measured.norm()
+                gradient_norms = torch.stack(self._norms[s]).float().cpu()
+                unknown[0, s] = gradient_norms.norm()
                 # How large a gradient is depends on the loss and on the activations of the
                 # user's module: what explodes is what becomes ten times as large as at first.
-                first = self.first_norms.setdefault(s, float(measured.max()))
-                norms[0, : len(measured)] = (
-                    measured / first if isfinite(first) and first > 1.0 else measured
+                first = self.first_norms.setdefault(s, float(gradient_norms.max()))
+                norms[0, : len(gradient_norms)] = (
+                    gradient_norms / first if isfinite(first) and first > 1.0 else gradient_norms
                 )
             tensor_norms.append(norms)
         host = self._host_norm
@@ -209,10 +342,10 @@ class GraftedModel:
         """A copy of all parameters and buffers, on the CPU."""
         return {n: x for n, x in copied_state(self.model).items() if isinstance(x, Tensor)}
 
-    def restore(self, kept: dict[str, Tensor]) -> None:
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
         """Load what a snapshot holds of the present modules, and clear the optimizer's state."""
-        own = set(self.model.state_dict())
-        self.model.load_state_dict({n: x for n, x in kept.items() if n in own}, strict=False)
+        names = set(self.model.state_dict())
+        self.model.load_state_dict({n: x for n, x in snapshot.items() if n in names}, strict=False)
         self.optimizer.state.clear()
 
     def close(self) -> None:
@@ -223,9 +356,9 @@ class GraftedModel:
         """Take a seed off the module and out of the optimizer."""
         seed = self.seeds[slot]
         assert seed is not None
-        gone = {id(parameter) for parameter in seed.parameters()}
+        identities = {id(parameter) for parameter in seed.parameters()}
         for group in self.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
+            group["params"] = [p for p in group["params"] if id(p) not in identities]
         for parameter in seed.parameters():
             self.optimizer.state.pop(parameter, None)
         detach(self.modules[slot])
@@ -240,20 +373,20 @@ class GraftedModel:
         they are made.
         """
         groups = self.optimizer.param_groups
-        named = [group for group in groups if group.get("name") == SEED_GROUP]
-        if named:
-            return named[0]
+        seed_groups = [group for group in groups if group.get("name") == SEED_GROUP]
+        if seed_groups:
+            return seed_groups[0]
         of_parameter = {id(p): group for group in groups for p in group["params"]}
-        found = groups[-1]
+        result = groups[-1]
         inside = {id(each) for each in module.modules()}
-        reached = False
+        inside_module = False
         for each in self.model.modules():
-            reached |= id(each) in inside
-            if reached and id(each) not in inside:
+            inside_module |= id(each) in inside
+            if inside_module and id(each) not in inside:
                 break
             for parameter in each.parameters(recurse=False):
-                found = of_parameter.get(id(parameter), found)
-        return found
+                result = of_parameter.get(id(parameter), result)
+        return result
 
     def _host_parameters(self) -> list[nn.Parameter]:
         of_seeds = {id(p) for seed in self.seeds if seed is not None for p in seed.parameters()}
@@ -276,8 +409,8 @@ class GraftedModel:
             seed = self.seeds[s]
             assert seed is not None
             branch = seed.get_submodule(seed.blueprint)
-            named = dict(branch.named_parameters())
-            order = [named[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
+            parameters = dict(branch.named_parameters())
+            order = [parameters[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
             zero = seed.alpha.new_zeros(())
             norms = [zero if p.grad is None else p.grad.norm() for p in order]
             self._norms[s] = norms

@@ -15,10 +15,9 @@ from esper.own_models.objectives import Scale, objective
 from esper.own_models.options import (
     GrowOptions,
     check_batch,
-    check_functions,
     check_loaders,
     check_model,
-    check_precision,
+    check_types,
     describe,
     usable_device,
 )
@@ -100,8 +99,7 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     check_loaders(loaders)
     policy = str(options.policy) if isinstance(options.policy, Path) else options.policy
     options = replace(options, policy=policy, unpack=unpack_for(options.loss, options.unpack))
-    check_functions(options)
-    check_precision(options.amp_dtype)
+    check_types(options)
     goal = objective(options.loss)
     device = _device(model, options.device)
     batches = {name: first_batch(loader, name) for name, loader in loaders.items()}

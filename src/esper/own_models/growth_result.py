@@ -11,7 +11,7 @@ from msgspec import convert, to_builtins
 from torch import nn
 
 from esper.leyline.stages import Stage
-from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.objectives import Validation
 from esper.tamiyo.policy.features import utility
 
@@ -51,13 +51,13 @@ class EpochRecord:
 
     def line(self, epochs: int) -> str:
         """The record in one line."""
-        shown = f"score {self.score:.3f}"
+        figure = f"score {self.score:.3f}"
         if self.accuracy is not None:
-            shown = f"accuracy {100 * self.accuracy:.1f} %"
+            figure = f"accuracy {100 * self.accuracy:.1f} %"
         if self.metric is not None:
-            shown = f"metric {self.metric:.4g}"
+            figure = f"metric {self.metric:.4g}"
         train = "" if self.train_loss is None else f"train {self.train_loss:.4f}  "
-        text = f"epoch {self.epoch:>3}/{epochs}  {train}loss {self.loss:.4f}  {shown}"
+        text = f"epoch {self.epoch:>3}/{epochs}  {train}loss {self.loss:.4f}  {figure}"
         text = f"{text}  {self.parameters:,} parameters"
         return "\n".join([text, *(f"    {action}" for action in self.actions)])
 
@@ -104,9 +104,9 @@ class GrowthResult:
     @property
     def worth(self) -> float:
         """Validation score minus the price of the parameters added."""
-        added = torch.tensor([self.parameters - self.host_parameters])
+        parameters = torch.tensor([self.parameters - self.host_parameters])
         score = torch.tensor([self.validation.score])
-        return float(utility(score, added, self.host_parameters, torch.tensor([self.price])))
+        return float(utility(score, parameters, self.host_parameters, torch.tensor([self.price])))
 
     @property
     def paid(self) -> bool:
@@ -159,9 +159,9 @@ class GrowthResult:
 
     def plain(self) -> dict[str, Any]:
         """All but the module and the twin, as numbers, texts, lists and dicts."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        del kept["model"], kept["twin"]
-        content: dict[str, Any] = to_builtins(kept)
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        del parts["model"], parts["twin"]
+        content: dict[str, Any] = to_builtins(parts)
         return content
 
     @classmethod

@@ -103,8 +103,8 @@ class LifecycleController:
     @property
     def stages(self) -> dict[str, Stage]:
         """Stage of each slot."""
-        found = self.state.stage[0].tolist()
-        return {slot.name: Stage(stage) for slot, stage in zip(self.slots, found, strict=True)}
+        codes = self.state.stage[0].tolist()
+        return {slot.name: Stage(stage) for slot, stage in zip(self.slots, codes, strict=True)}
 
     @property
     def parameters(self) -> tuple[int, int]:
@@ -135,10 +135,10 @@ class LifecycleController:
         rolled_back = torch.zeros(1, dtype=torch.bool)
         if self._snapshot is not None and bool(acted.computing.any()):
             scores = measurement.scores
-            found = Reason(int(self._steps.check(self._detector, epoch, scores, acted)))
-            if found is not Reason.NONE:
+            reason = Reason(int(self._steps.check(self._detector, epoch, scores, acted)))
+            if reason is not Reason.NONE:
                 rolled_back = ~rolled_back
-                actions.append(f"rolled back: {found.name.lower()}")
+                actions.append(f"rolled back: {reason.name.lower()}")
                 body.restore(self._snapshot)
                 self._show(roll_back(acted, rolled_back))
                 epoch.forget(rolled_back)
@@ -167,8 +167,8 @@ class LifecycleController:
         if number < body.episode_length:
             actions += self._act(number)
         contributions = zip(self.slots, measurement.contribution[0].tolist(), strict=True)
-        known = {slot.name: value for slot, value in contributions if isfinite(value)}
-        return EpochOutcome(validation, known, actions)
+        contribution_of = {slot.name: value for slot, value in contributions if isfinite(value)}
+        return EpochOutcome(validation, contribution_of, actions)
 
     def end(self) -> None:
         """Remove the seeds that are not fossilised."""
@@ -219,10 +219,10 @@ class LifecycleController:
         self.body.first_norms = dict(saved["first_norms"])
         self.body.show(self.state)
         self._first_step, self._observations = saved["first_step"], saved["seen"]
-        for step, observed in enumerate(self._observations, self._first_step):
-            found = dict(observed)
-            taken = found.pop("actions")
-            if not torch.equal(self._chosen(Observation.from_tensors(found), step), taken):
+        for step, step_tensors in enumerate(self._observations, self._first_step):
+            tensors = dict(step_tensors)
+            actions = tensors.pop("actions")
+            if not torch.equal(self._chosen(Observation.from_tensors(tensors), step), actions):
                 raise UsageError(
                     "policy: on the same observations it does not act as it did, so growth cannot "
                     "go on from here; give the policy that began it"
@@ -231,8 +231,8 @@ class LifecycleController:
     def _act(self, number: int) -> list[str]:
         """Let the policy act after epoch ``number``; returns what it did, and why."""
         body, before = self.body, self._now
-        left = self._parameters_left()
-        kinds = self._kinds & (body.parameter_table.amin(2) <= left)
+        allowance = self._parameters_left()
+        kinds = self._kinds & (body.parameter_table.amin(2) <= allowance)
         legal = before.legal.clone()
         legal[:, Op.GERMINATE] &= kinds.any(1)
         masks = ActionMasks(legal, kinds[None])
@@ -246,14 +246,14 @@ class LifecycleController:
             masks,
         )
         # Masks are changed below; what the policy observed is kept.
-        observed = {name: x.clone() for name, x in observation.tensors().items()}
+        tensors = {name: x.clone() for name, x in observation.tensors().items()}
         actions = self._chosen(observation, number)
         self._first_step = self._first_step or number
-        self._observations.append(observed | {"actions": actions})
+        self._observations.append(tensors | {"actions": actions})
         choice = dict(zip(HEADS, actions[0].tolist(), strict=True))
         op, slot = Op(choice["op"]), choice["slot"]
         size = int(body.parameter_table[slot, choice["blueprint"], choice["style"]])
-        if op is Op.GERMINATE and size > left:
+        if op is Op.GERMINATE and size > allowance:
             # The gate of a style may exceed the limit though the blueprint alone does not.
             legal[0, Op.GERMINATE, slot] = False
         self._steps.kinds = kinds
@@ -302,11 +302,6 @@ _OF_DETECTOR = ("losses", "strikes", "healthy")
 """What changes of a ``DivergenceDetector``."""
 
 
-def saved_slots(saved: dict[str, Any]) -> tuple[SlotSpec, ...]:
-    """The slots of what ``LifecycleController.state_dict`` returned."""
-    return tuple(SlotSpec(**slot) for slot in saved["slots"])
-
-
 def _tensors_of(record: SeedState | SeedSignals) -> dict[str, Tensor]:
     return {f.name: getattr(record, f.name) for f in fields(record)}
 
@@ -336,8 +331,8 @@ def reason_for(
     contribution = float(signals.contribution[0, slot])
     points = f"contribution {100 * contribution:+.2f} points"
     if op is Op.PRUNE:
-        known = contribution == contribution
-        return f"{name} is pruned ({points if known else 'contribution unknown'})"
+        is_number = contribution == contribution
+        return f"{name} is pruned ({points if is_number else 'contribution unknown'})"
     if op is Op.FOSSILISE:
         return f"{name} becomes FOSSILISED ({points})"
     if op is Op.SET_ALPHA_TARGET:
@@ -356,15 +351,13 @@ def reason_for(
 
 def _trend(losses: Tensor) -> str:
     """How the validation loss changed over the last epochs; ``losses [1, epochs]``, latest last."""
-    known = [x for x in losses[0].tolist() if x == x]
-    if len(known) < 2:
+    values = [x for x in losses[0].tolist() if x == x]
+    if len(values) < 2:
         return "first epochs"
-    change = (known[-1] - known[0]) / max(abs(known[0]), 1e-12) / (len(known) - 1)
-    return f"validation loss {100 * change:+.1f} % an epoch over the last {len(known) - 1}"
+    change = (values[-1] - values[0]) / max(abs(values[0]), 1e-12) / (len(values) - 1)
+    return f"validation loss {100 * change:+.1f} % an epoch over the last {len(values) - 1}"
 
 
-POLICIES = ("never", "heuristic", "rule")
-"""Policies without a run. ``rule`` tries a seed in slot after slot and keeps those that pay."""
 LEARNED = "esper.simic.tools.grow:learned_actor"
 """Makes the actor of a policy that was trained; named, because the learner lies above this."""
 
@@ -389,16 +382,16 @@ def actor(
         UsageError: there is no such policy, or its checkpoint does not fit this version.
     """
     if not isinstance(policy, str):
-        made: Actor = policy
+        player: Actor = policy
     elif policy == "never":
-        made = NeverActor()
+        player = NeverActor()
     elif policy == "heuristic":
         from esper.tamiyo.heuristic import HeuristicActor
 
-        made = HeuristicActor(epochs)
+        player = HeuristicActor(epochs)
     elif policy == "rule":
-        made = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)
+        player = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)
     else:
-        made = resolve_name(LEARNED)(policy, seed, warn)
-    made.begin(torch.zeros(1, dtype=torch.long), 0)
-    return made
+        player = resolve_name(LEARNED)(policy, seed, warn)
+    player.begin(torch.zeros(1, dtype=torch.long), 0)
+    return player

@@ -12,8 +12,14 @@ from torch import Tensor, nn
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
 from esper.own_models import samples
-from esper.own_models.attachment import attach, learn_behind, new_seed, set_hook, strip
-from esper.own_models.grafted_model import parameter_count
+from esper.own_models.grafted_model import (
+    attach,
+    learn_behind,
+    new_seed,
+    parameter_count,
+    set_hook,
+    strip,
+)
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
 from esper.own_models.options import check_loaders, check_model, loss_problem
 from esper.own_models.samples import (
@@ -241,21 +247,21 @@ def _measure(
         report.memory_with_seeds = parameter_bytes(model) + report.step_with_seeds.activations
     finally:
         strip(model)
-    found: list[bool] = []
+    repeats: list[bool] = []
     few, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
 
     def twice() -> None:
         states = []
         for _ in range(2):
             with undisturbed():
-                learned = [p for p in model.parameters() if p.requires_grad]
+                parameters = [p for p in model.parameters() if p.requires_grad]
                 value = goal.loss(call(model, few), some)
-                states.append(torch.autograd.grad(value, learned, allow_unused=True))
+                states.append(torch.autograd.grad(value, parameters, allow_unused=True))
         pairs = zip(*states, strict=True)
-        found.append(all(a is None or torch.equal(a, b) for a, b in pairs))
+        repeats.append(all(a is None or torch.equal(a, b) for a, b in pairs))
 
     unchanged(model, twice)
-    if not found[0]:
+    if not repeats[0]:
         report.remarks.append(
             "two backward passes with the same random numbers differ: runs will not repeat exactly"
         )

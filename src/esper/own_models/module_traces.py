@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from esper.own_models.attachment import SEED
+from esper.own_models.grafted_model import SEED
 
 Run = Callable[[bool], Any]
 """Runs a forward pass of the model in evaluation mode and returns its output: with half the samples
@@ -163,11 +163,6 @@ def _time_first(each: ModuleTrace, data_time_first: bool) -> bool:
     return any(getattr(module, "batch_first", True) is False for module in each.module.modules())
 
 
-_CALLED = "calls all of its submodules, and would call the seed"
-_FAILS = "fails with one more submodule, such as a seed"
-_UNREACHED = "gets no gradient from the outputs"
-
-
 def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
     """Note on the traces of a model which modules cannot have a seed, and which make predictions.
 
@@ -180,18 +175,18 @@ def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
     of_module = {trace.module: trace for trace in traces if not trace.reason}
     unreached, predicting = gradient_reach(list(of_module), run)
     for module in unreached:
-        of_module[module].reason = _UNREACHED
+        of_module[module].reason = "gets no gradient from the outputs"
     for module in predicting:
         of_module[module].predicts = True
-    parents = [m for m, trace in of_module.items() if not trace.reason and _is_container(m)]
+    # A Sequential carries no seed itself.
+    parents = [
+        module
+        for module, trace in of_module.items()
+        if not trace.reason and module._modules and not isinstance(module, nn.Sequential)
+    ]
     # This pass comes last: what a module keeps of it, unlike of the other, holds no graph.
     for module, reason in seed_callers(parents, run).items():
         of_module[module].reason = reason
-
-
-def _is_container(module: nn.Module) -> bool:
-    """Whether it has submodules and may carry a seed itself, which no Sequential does."""
-    return len(module._modules) > 0 and not isinstance(module, nn.Sequential)
 
 
 class _SeedProbe(nn.Module):
@@ -216,24 +211,25 @@ def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]
         Why not, by module.
     """
     probes = {module: _SeedProbe() for module in modules}
-    failed = False
+    fails = False
     try:
         for module, each in probes.items():
             module.add_module(SEED, each)
         run(True)
     except Exception:
-        failed = True
+        fails = True
     finally:
         for module in modules:
             if SEED in module._modules:
                 del module._modules[SEED]
-    found = {module: _CALLED for module, each in probes.items() if each.called}
-    if not failed or not modules:
-        return found
-    if found:
-        return found | seed_callers([m for m in modules if m not in found], run)
+    text = "calls all of its submodules, and would call the seed"
+    reasons = {module: text for module, each in probes.items() if each.called}
+    if not fails or not modules:
+        return reasons
+    if reasons:
+        return reasons | seed_callers([m for m in modules if m not in reasons], run)
     if len(modules) == 1:
-        return {modules[0]: _FAILS}
+        return {modules[0]: "fails with one more submodule, such as a seed"}
     half = len(modules) // 2
     return seed_callers(modules[:half], run) | seed_callers(modules[half:], run)
 
@@ -300,14 +296,14 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
         for module in modules:
             handles.append(module.register_forward_hook(probes.hook(module)))
         with torch.enable_grad():
-            found = list(_leaves(run(True)))
+            leaves = list(_leaves(run(True)))
     except Exception:
         return set(), set()
     finally:
         for handle in handles:
             handle.remove()
-    outputs = list({id(x): x for x in found if isinstance(x, Tensor)}.values())
-    if len(outputs) < len({id(x) for x in found}) or not any(x.requires_grad for x in outputs):
+    outputs = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
+    if len(outputs) < len({id(x) for x in leaves}) or not any(x.requires_grad for x in outputs):
         return set(), set()
     graphs = [_graph(x) for x in outputs]
     reached = {id(scalar) for scalars, _ in graphs for scalar in scalars}
@@ -321,11 +317,13 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
     }
     predicting = set()
     for module, output in probes.outputs.items():
-        others = [
+        other_graphs = [
             scalars for x, (scalars, _) in zip(outputs, graphs, strict=True) if x is not output
         ]
-        used = any(probes.scalars[module] is scalar for scalars in others for scalar in scalars)
-        if len(others) < len(outputs) and not used:
+        feeds_others = any(
+            probes.scalars[module] is scalar for scalars in other_graphs for scalar in scalars
+        )
+        if len(other_graphs) < len(outputs) and not feeds_others:
             predicting.add(module)
     return unreached, predicting
 

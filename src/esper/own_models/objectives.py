@@ -68,8 +68,8 @@ def objective(loss: str | Loss) -> Objective:
             raise UsageError(f"loss: got a {type(loss).__name__}; give a name or a function")
         return Objective(getattr(loss, "__name__", type(loss).__name__), loss)
     if loss not in OBJECTIVES:
-        known = ", ".join(OBJECTIVES)
-        raise UsageError(f"loss: {loss!r} is not one of {known}; give one or a function")
+        names = ", ".join(OBJECTIVES)
+        raise UsageError(f"loss: {loss!r} is not one of {names}; give one or a function")
     return OBJECTIVES[loss]
 
 
@@ -118,11 +118,11 @@ def _class_sums(output: Any, target: Tensor) -> Tensor:
     if logits.shape == target.shape:
         target = target.argmax(1)
     logits, labels = class_logits(output, target)
-    kept = labels >= 0
-    logits, labels = logits[kept].float(), labels[kept]
+    labelled = labels >= 0
+    logits, labels = logits[labelled].float(), labels[labelled]
     probability = logits.softmax(-1).gather(1, labels[:, None])
     hits = logits.argmax(-1) == labels
-    return torch.stack([hits.double().sum(), probability.double().sum(), kept.double().sum()])
+    return torch.stack([hits.double().sum(), probability.double().sum(), labelled.double().sum()])
 
 
 def _share(sums: Tensor) -> tuple[float | None, float]:
@@ -184,12 +184,12 @@ def _explained(sums: Tensor) -> tuple[float | None, float]:
 
 
 def _own_loss(output: Any, target: Any) -> Tensor:
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(found, Tensor):
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
         raise UsageError(
             "loss: 'model' needs an output with a 'loss', as a key or an attribute; give another"
         )
-    return found
+    return loss
 
 
 OBJECTIVES = {

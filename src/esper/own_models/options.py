@@ -19,8 +19,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from esper.leyline.config.setting import NOT_NEGATIVE, Range, about, meanings, setting, up_to
 from esper.leyline.errors import UsageError, first_line
-from esper.own_models.attachment import grown_seeds
-from esper.own_models.grafted_model import parameter_count, updates
+from esper.own_models.grafted_model import grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.objectives import Loss, Objective, autocast
 from esper.own_models.samples import (
@@ -45,8 +44,8 @@ class GrowthOptions:
     """What ``Growth`` and ``grow`` have in common."""
 
     policy: str | Actor = "rule"
-    """One of ``policies.POLICIES``, a trained policy of `esper policies`, the directory of a run,
-    or an ``Actor``."""
+    """never, heuristic, rule, a trained policy of `esper policies`, the directory of a run, or an
+    ``Actor``."""
     epochs: int = setting(40, within=up_to(1_000_000), flag=int)
     """Epochs of training; the ages of the lifecycle scale with them."""
     slots: Sequence[str] | None = setting(None, flag=tuple[str, ...], in_recipe=True)
@@ -114,10 +113,17 @@ class GrowOptions(GrowthOptions):
         return {f.name: getattr(self, f.name) for f in fields(GrowthOptions)}
 
 
-def to_resume(options: GrowOptions) -> dict[str, Any]:
-    """What must be the same when growth resumes, as plain values by name."""
-    compared = (f.name for f in fields(options) if not about(f).on_resume)
-    return {name: _plain(getattr(options, name)) for name in compared}
+def compared_names(kind: type) -> tuple[str, ...]:
+    """The options of ``kind`` that must be the same when growth resumes."""
+    return tuple(f.name for f in fields(kind) if not about(f).on_resume)
+
+
+COMPARED = compared_names(GrowOptions)
+
+
+def to_resume(options: GrowOptions, names: Sequence[str] = COMPARED) -> dict[str, Any]:
+    """The options called ``names`` as plain values."""
+    return {name: _plain(getattr(options, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:
@@ -182,8 +188,8 @@ def check_loaders(loaders: Mapping[str, object]) -> None:
             raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
 
 
-def check_functions(options: GrowOptions) -> None:
-    """Refuse what ``grow`` could not call.
+def check_types(options: GrowOptions) -> None:
+    """Refuse what ``grow`` could not call, and a dtype that is none.
 
     Raises:
         UsageError: the text says which and what to do.
@@ -215,16 +221,10 @@ def check_functions(options: GrowOptions) -> None:
             f"policy: got {policy!r}; give a name of `esper policies`, a run directory, or an "
             "object with begin and act"
         )
-
-
-def check_precision(amp_dtype: object) -> None:
-    """Refuse what is not a dtype.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if amp_dtype is not None and not isinstance(amp_dtype, torch.dtype):
-        raise UsageError(f"amp_dtype: got {amp_dtype!r}; give a dtype, such as torch.bfloat16")
+    if not isinstance(options.amp_dtype, torch.dtype | None):
+        raise UsageError(
+            f"amp_dtype: got {options.amp_dtype!r}; give a dtype, such as torch.bfloat16"
+        )
 
 
 def usable_device(device: torch.device | str) -> torch.device:
@@ -234,11 +234,11 @@ def usable_device(device: torch.device | str) -> torch.device:
         UsageError: there is none.
     """
     try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
+        result = torch.device(device)
+        torch.empty(0, device=result)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device: {device} is not usable ({first_line(error)})") from error
-    return found
+    return result
 
 
 def check_batch(

@@ -36,9 +36,9 @@ def unpack(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         key = next((key for key in TARGETS if key in batch), None)
         if key is None:
-            found = ", ".join(map(str, batch))
+            keys = ", ".join(map(str, batch))
             raise UsageError(
-                f"loader: a batch has the keys {found}; call the target 'labels', or give unpack="
+                f"loader: a batch has the keys {keys}; call the target 'labels', or give unpack="
             )
         return {k: v for k, v in batch.items() if k != key}, batch[key]
     several = isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence)
@@ -103,9 +103,9 @@ def prediction(output: Any) -> Any:
     if isinstance(output, Mapping):
         key = next((key for key in OUTPUTS if key in output), None)
         if key is None:
-            found = ", ".join(map(str, output))
+            keys = ", ".join(map(str, output))
             raise UsageError(
-                f"model: its output has the keys {found}; return the prediction as 'logits', or "
+                f"model: its output has the keys {keys}; return the prediction as 'logits', or "
                 "give a loss of your own"
             )
         return output[key]
@@ -248,8 +248,8 @@ def loader_generators(loaders: Iterable[object]) -> list[torch.Generator]:
         for batches in (loader, getattr(loader, "batch_sampler", None))
         for part in (batches, getattr(batches, "sampler", None))
     ]
-    found = (getattr(part, "generator", None) for part in parts)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+    generators = (getattr(part, "generator", None) for part in parts)
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
 @contextmanager
@@ -273,7 +273,7 @@ def undisturbed(loader: object = None) -> Iterator[None]:
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Undo afterwards what happens to the buffers of a module, in place or by assignment."""
-    kept = [
+    copies = [
         (module, name, x, x.detach().clone())
         for module in model.modules()
         for name, x in module._buffers.items()
@@ -283,7 +283,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for module, name, x, before in kept:
+            for module, name, x, before in copies:
                 x.copy_(before)
                 module._buffers[name] = x
 

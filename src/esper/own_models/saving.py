@@ -14,7 +14,7 @@ from esper.kasmina.blueprints import BUILDERS, FAMILIES
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
-from esper.own_models.attachment import SEED, attach, grown_seeds, set_hook, strip
+from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, strip
 from esper.own_models.samples import loader_generators
 
 
@@ -51,8 +51,10 @@ def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
     """Attach the seed behind the module ``point`` in the shape that ``state`` gives it."""
     prefix = f"{point}.{SEED}."
     form, layout, channels = (int(number) for number in state[f"{prefix}recipe"])
-    own = {name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)}
-    names = {name for name in own if FAMILIES[layout] in BUILDERS.get(name, ())}
+    children = {
+        name.removeprefix(prefix).split(".")[0] for name in state if name.startswith(prefix)
+    }
+    names = {name for name in children if FAMILIES[layout] in BUILDERS.get(name, ())}
     if len(names) != 1:
         raise UsageError(
             f"load_grown: the seed behind {point!r} has an unknown blueprint; "
@@ -130,15 +132,15 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        known = checkpoint["format"]
+        version = checkpoint["format"]
     except Exception as error:
         # What a damaged file raises is undocumented.
         raise UsageError(
             f"checkpoint: {path} is damaged or not a checkpoint of grow; remove it to begin anew"
         ) from error
-    if known != FORMAT:
+    if version != FORMAT:
         raise UsageError(
-            f"checkpoint: {path} has format {known}, this version writes {FORMAT}; "
+            f"checkpoint: {path} has format {version}, this version writes {FORMAT}; "
             "remove it to begin anew"
         )
     for name, value in settings.items():
@@ -174,5 +176,7 @@ def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
-    for generator, own in zip(loader_generators(loaders), state["loaders"], strict=True):
-        generator.set_state(own)
+    for generator, generator_state in zip(
+        loader_generators(loaders), state["loaders"], strict=True
+    ):
+        generator.set_state(generator_state)

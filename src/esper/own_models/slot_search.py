@@ -67,15 +67,15 @@ def find_slots(
     traces = walk(model, run)
     probe(traces.values(), run)
     if names is not None:
-        chosen = [_named(model, traces, name) for name in names]
-        double = Counter(t.name for t in chosen).most_common(1)[0]
+        carriers = [_named(model, traces, name) for name in names]
+        double = Counter(t.name for t in carriers).most_common(1)[0]
         if double[1] > 1:
             raise UsageError(f"slots: {double[0]!r} is named twice; name it once")
     else:
         markers = [t for t in traces.values() if isinstance(t.module, Slot)]
-        chosen = [_named(model, traces, t.name) for t in markers] or _found(model, traces)
-    chosen.sort(key=lambda t: t.place)
-    return tuple(_spec(t, (i + 1) / len(chosen)) for i, t in enumerate(chosen))
+        carriers = [_named(model, traces, t.name) for t in markers] or _found(model, traces)
+    carriers.sort(key=lambda t: t.place)
+    return tuple(_spec(t, (i + 1) / len(carriers)) for i, t in enumerate(carriers))
 
 
 def _carrier(module: nn.Module, traces: dict[str, ModuleTrace]) -> ModuleTrace:
@@ -99,17 +99,17 @@ def _problem(carrier: ModuleTrace) -> str:
 
 
 def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> ModuleTrace:
-    known = dict(model.named_modules(remove_duplicate=False))
-    if not name or name not in known:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if not name or name not in modules:
         hint = suggestion(name, traces, "`print(model)` shows the names")
         raise UsageError(f"slots: {type(model).__name__} has no module {name!r}; {hint}")
-    carrier = _carrier(known[name], traces)
+    carrier = _carrier(modules[name], traces)
     if problem := _problem(carrier):
         raise UsageError(f"slots: {carrier.name!r} {problem}; name another module")
-    marked = carrier.module
-    if isinstance(marked, Slot) and marked.channels != (found := channels(carrier)):
+    marker = carrier.module
+    if isinstance(marker, Slot) and marker.channels != (found := channels(carrier)):
         raise UsageError(
-            f"slots: {carrier.name!r} is esper.Slot({marked.channels}), but its activation has "
+            f"slots: {carrier.name!r} is esper.Slot({marker.channels}), but its activation has "
             f"{found} channels; write esper.Slot({found})"
         )
     return carrier
@@ -135,8 +135,8 @@ def _found(model: nn.Module, traces: dict[str, ModuleTrace]) -> list[ModuleTrace
 
 def _spread(usable: list[ModuleTrace]) -> list[ModuleTrace]:
     """At most ``MAX_SLOTS`` of the places, at equal distances, always with the last."""
-    kept = min(len(usable), MAX_SLOTS)
-    return [usable[round((i + 1) * len(usable) / kept) - 1] for i in range(kept)]
+    count = min(len(usable), MAX_SLOTS)
+    return [usable[round((i + 1) * len(usable) / count) - 1] for i in range(count)]
 
 
 def _repeated(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
@@ -168,9 +168,9 @@ def _is_block(each: ModuleTrace) -> bool:
 
 def _layers(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
     """The last norm or activation function behind each layer, else the layer itself."""
-    found = [t for t in traces.values() if not t.reason]
+    usable = [t for t in traces.values() if not t.reason]
     groups: list[ModuleTrace] = []
-    for each in sorted(found, key=lambda t: t.place):
+    for each in sorted(usable, key=lambda t: t.place):
         if isinstance(each.module, _GROUP_STARTS):
             groups.append(each)
         elif isinstance(each.module, _GROUP_ENDS) and groups:
@@ -229,27 +229,27 @@ def _channel_axis(each: ModuleTrace) -> int:
         return -1
     writer, reader = each.behind, each.ahead
     if isinstance(each.module, Slot) and len(each.shape) == 4:
-        marked = _matching_axis(each.shape, each.module.channels)
-        if marked is not None:
-            return marked
+        marker_axis = _matching_axis(each.shape, each.module.channels)
+        if marker_axis is not None:
+            return marker_axis
     if writer is not None:
         usual = 1 if isinstance(writer.module, _CHANNELS_FIRST) else -1
-        found = _matching_axis(each.shape, _features(writer.module, _OUTPUTS))
+        axis = _matching_axis(each.shape, _features(writer.module, _OUTPUTS))
         # A permuted activation has as many numbers as before. Where layers are concatenated, the
         # width of the image may be the number of features of the last of them by chance.
-        if found == usual or (found and prod(each.shape) == prod(writer.shape or ())):
-            return found
+        if axis == usual or (axis and prod(each.shape) == prod(writer.shape or ())):
+            return axis
         # An activation function rarely works on other axes than the layer before it.
         plain = not each.layers and each.shape == writer.shape
         if (writer is each or (plain and not isinstance(each.module, Slot))) and (
-            own := _known_axis(writer.module)
+            layer_axis := _known_axis(writer.module)
         ) is not None:
-            return own
+            return layer_axis
     if reader is not None and reader.axes == len(each.shape):
         kind = _known_axis(reader.module)
-        found = _matching_axis(each.shape, _features(reader.module, _INPUTS))
+        axis = _matching_axis(each.shape, _features(reader.module, _INPUTS))
         if kind is not None:
-            return kind if found is None else found
+            return kind if axis is None else axis
     if writer is None:
         return 1 if len(each.shape) == 4 else -1
     return usual
@@ -257,8 +257,8 @@ def _channel_axis(each: ModuleTrace) -> int:
 
 def _matching_axis(shape: tuple[int, ...], features: int | None) -> int | None:
     """The one of the axes 1 and -1 that has the given length; None if it is neither or both."""
-    found = [axis for axis in (1, -1) if shape[axis] == features]
-    return found[0] if len(found) == 1 else None
+    axes = [axis for axis in (1, -1) if shape[axis] == features]
+    return axes[0] if len(axes) == 1 else None
 
 
 def _features(module: nn.Module, attributes: tuple[str, ...]) -> int | None:

@@ -85,24 +85,24 @@ def predicted_cost(
 
 def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) -> Cost:
     """Measure forward and backward pass; parameters, gradients and buffers stay as they are."""
-    kept: dict[int, int] = {}
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, int] = {}
+    parameters_at = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def note(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in parameters_at:
+            storages[storage.data_ptr()] = storage.nbytes()
         return x
 
     def run() -> None:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
             loss = objective.loss(call(model, inputs), target)
-        learned = [p for p in model.parameters() if p.requires_grad]
-        torch.autograd.grad(loss, learned, allow_unused=True)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        torch.autograd.grad(loss, parameters, allow_unused=True)
 
     begun = perf_counter()
     unchanged(model, run)
-    return Cost(float(sum(kept.values())), perf_counter() - begun)
+    return Cost(float(sum(storages.values())), perf_counter() - begun)
 
 
 def unchanged(model: nn.Module, run: Callable[[], None]) -> None:
@@ -113,9 +113,11 @@ def unchanged(model: nn.Module, run: Callable[[], None]) -> None:
 
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of parameters and buffers, gradients, and the two moments of AdamW."""
-    learned = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    fixed = sum(p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad)
-    return 4 * learned + fixed + sum(x.numel() * x.element_size() for x in model.buffers())
+    trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    frozen_bytes = sum(
+        p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad
+    )
+    return 4 * trainable + frozen_bytes + sum(x.numel() * x.element_size() for x in model.buffers())
 
 
 GIBIBYTE = 2**30

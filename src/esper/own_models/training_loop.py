@@ -17,9 +17,14 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLR
 
 from esper.leyline.errors import UsageError
 from esper.own_models import saving
-from esper.own_models.attachment import strip
 from esper.own_models.controller import Growth
-from esper.own_models.grafted_model import copied_state, optimizer_of, parameter_count, updates
+from esper.own_models.grafted_model import (
+    copied_state,
+    optimizer_of,
+    parameter_count,
+    strip,
+    updates,
+)
 from esper.own_models.growth_result import GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
 from esper.own_models.options import GrowOptions, to_resume
@@ -181,30 +186,20 @@ class Recipe:
         return Training(
             model,
             self.train_loader,
-            self.objective,
-            optimizer,
-            self.device,
-            options.scheduler(optimizer) if options.scheduler else None,
-            None if options.clip is None else partial(growth.clip, options.clip),
-            options.unpack,
-            options.amp_dtype,
-            options.higher_is_better,
+            optimizer=optimizer,
+            scheduler=options.scheduler(optimizer) if options.scheduler else None,
+            clip=None if options.clip is None else partial(growth.clip, options.clip),
+            **self._shared(),
         )
 
     def evaluator(self, model: nn.Module, loader: Iterable[Any], scale: Scale) -> Evaluator:
         """The validation of ``model`` on a loader."""
-        options = self.options
-        return Evaluator(
-            model,
-            loader,
-            self.objective,
-            self.device,
-            options.metric,
-            options.higher_is_better,
-            options.unpack,
-            options.amp_dtype,
-            scale,
-        )
+        return Evaluator(model, loader, metric=self.options.metric, scale=scale, **self._shared())
+
+    def _shared(self) -> dict[str, Any]:
+        names = ("unpack", "amp_dtype", "higher_is_better")
+        options = {name: getattr(self.options, name) for name in names}
+        return {"objective": self.objective, "device": self.device, **options}
 
 
 class Attempts:

@@ -9,7 +9,7 @@ from torch import nn
 from esper.kasmina import seed_module
 from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.source_copy import SourceCopy
-from esper.own_models.attachment import grown_seeds
+from esper.own_models.grafted_model import grown_seeds
 
 STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
 """What ``save_grown`` writes."""
