@@ -19,7 +19,7 @@ from esper_lab.hosts import FRESH_HOSTS
 from esper_lab.kept_stages import Stages
 from esper_lab.ladder import evaluate, policy_rungs
 from esper_lab.play import Hosts, Outcome, play
-from esper_lab.without_looking import Recording, blind_twin, recorded, yoked
+from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 from tiny_population import hosts, looking
 
 FRESH = hosts(6, first=FRESH_HOSTS)
@@ -77,9 +77,9 @@ def test_each_rung_is_what_its_player_scores(run: Path, tmp_path: Path, monkeypa
     rungs = {rung.name: rung for rung in rungs_of(grower, tmp_path)}
     recordings: list[Recording] = []
     players: dict[str, Callable[[GrowthEnv], Actor]] = {
-        "policy": recorded(looking, recordings),
+        "policy": record(looking, recordings),
         "blind twin": blind_twin(looking),
-        "yoked copy": yoked(recordings),
+        "yoked copy": yoked_copy(recordings),
     }
     means = []
     for name, made in players.items():
