@@ -1,4 +1,4 @@
-"""``esper tasks --describe``: print the figures of ``simic.tools.diagnosis`` as tables."""
+"""``esper tasks --describe``: print the figures of ``diagnosis`` as tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

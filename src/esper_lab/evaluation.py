@@ -66,11 +66,11 @@ class Difference(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: name of the policy's rung.
-        kind: what the opponent is, see ``karn.comparisons.OPPONENTS``.
+        kind: what the opponent is, see ``comparisons.OPPONENTS``.
         opponent: name of the opponent's rung.
         mean: mean difference.
         low, high: ends of its 95 % interval.
-        verdict: on which side of zero the interval lies, see ``karn.ladder.verdict``.
+        verdict: on which side of zero the interval lies, see ``ladder_steps.verdict``.
     """
 
     policy: str
