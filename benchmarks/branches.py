@@ -46,7 +46,7 @@ class Branching:
 
     Attributes:
         family: name of the family; its hosts have three slots.
-        early: size (see ``tamiyo.plans.PlannedSeed``) of the seed that each slot gets at once,
+        early: size (see ``esper_lab.plans.PlannedSeed``) of the seed that each slot gets at once,
             None if it gets none.
         delay: steps between the first step after a shift and the decision. A longer look tells
             little more and leaves less time.

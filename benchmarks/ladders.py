@@ -1,7 +1,7 @@
 """Figures and tables of ladders: several controllers between the controls.
 
 Where several policies were trained, intervals have two levels, policies and the units of
-``karn.ladder``: another training run would give another policy.
+``esper_lab.ladder_steps``: another training run would give another policy.
 """
 
 from collections.abc import Sequence

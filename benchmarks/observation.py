@@ -37,7 +37,7 @@ from esper.tamiyo.policy.features import (
 )
 from esper.tamiyo.try_and_keep import RuleActor, Trial, TryAndKeepActor, trial_of
 from esper_lab.ladder_steps import points, points_text
-from esper_lab.plans import PLACES
+from esper_lab.plans import POSITIONS
 from esper_lab.play import Outcome, Population, Rules, play, tasks_of_groups
 
 Floats = NDArray[np.float64]
@@ -139,7 +139,7 @@ def played(
 
 def feature_groups() -> dict[str, list[int]]:
     """Return the columns of each part of the observation."""
-    names = [*HOST_FEATURES, *(f"{name}@{place}" for place in PLACES for name in SLOT_FEATURES)]
+    names = [*HOST_FEATURES, *(f"{name}@{place}" for place in POSITIONS for name in SLOT_FEATURES)]
 
     def columns(chosen: set[str]) -> list[int]:
         return [i for i, name in enumerate(names) if name.partition("@")[0] in chosen]

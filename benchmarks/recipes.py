@@ -39,9 +39,9 @@ from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
-from esper_lab.recipes import TABLE, Recipe, Tuned
-from esper_lab.tuned import GROWN
-from esper_lab.widening import widened
+from esper_lab.baselines import GROWN
+from esper_lab.recipes import TABLE, Recipe, TunedRecipes
+from esper_lab.widening import widen
 
 Floats = NDArray[np.float64]
 
@@ -139,7 +139,7 @@ def _above(a: Floats, b: Floats) -> bool:
 
 def tuned(task: Task) -> dict[str, Any]:
     """Return the chosen recipes of a task and what they score."""
-    host = widened(task.host, GROWN * task.host.parameter_count)
+    host = widen(task.host, GROWN * task.host.parameter_count)
     assert host is not None
     networks = {"host": task, "static": replace(task, host=host)}
 
@@ -275,7 +275,7 @@ def main() -> int:
     title = "Recipes of the tasks, tuned for hosts that never grow and for static networks"
     publish("recipes", title, parts, arguments.write, figures)
     if arguments.write:
-        names = Tuned.__struct_fields__
+        names = TunedRecipes.__struct_fields__
         kept_figures = {name: {key: found[key] for key in names} for name, found in figures.items()}
         TABLE.write_text(json.dumps(kept_figures, indent=2) + "\n")
     return 0

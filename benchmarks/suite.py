@@ -37,9 +37,8 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper_lab.controls import ORDERS
 from esper_lab.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper_lab.hosts import held_out_of
-from esper_lab.joining import joined_rungs
 from esper_lab.kept_stages import Stages
-from esper_lab.ladder import policy_rungs
+from esper_lab.ladder import join_rungs, policy_rungs
 from esper_lab.ladder_steps import points_text, steps
 from esper_lab.play import Hosts
 
@@ -58,7 +57,7 @@ def played(run: Run, found: list[Hosts], members: int, path: Path) -> list[Rung]
             policy_rungs(grower, replace(part.fresh, data_seed=ORDERS[0]), members, stages)
             for part in found
         ]
-        return [msgspec.to_builtins(joined_rungs(same)) for same in zip(*by_part, strict=True)]
+        return [msgspec.to_builtins(join_rungs(same)) for same in zip(*by_part, strict=True)]
 
     return msgspec.convert(kept(path, make), list[Rung])
 

@@ -4,9 +4,9 @@
     python benchmarks/world.py --write --families one_seed   # the page keeps the other families
 
 Every rule is tuned on training draws and scored on held-out draws, on the test split. A family
-passes the gate if knowing a host is worth enough; see ``karn.ladder.Headroom``. Finished stages are
-kept under ``--work``. With ``--write`` the rungs become the controls that ship with Esper, so that
-``esper evaluate`` need not play them; they are never read here.
+passes the gate if knowing a host is worth enough; see ``esper_lab.ladder_steps.Headroom``. Finished
+stages are kept under ``--work``. With ``--write`` the rungs become the controls that ship with
+Esper, so that ``esper evaluate`` need not play them; they are never read here.
 """
 
 import json

@@ -14,7 +14,7 @@ from scipy import stats
 from esper.runtime.tasks import find
 from esper.tamiyo.baselines import NeverActor
 from esper_lab.play import Population, play
-from esper_lab.recipes import Recipe, Tuned, read_tuned
+from esper_lab.recipes import Recipe, TunedRecipes, read_tuned
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -196,4 +196,6 @@ def test_the_committed_recipes_are_those_of_their_figures() -> None:
     page = (BENCHMARKS / "results" / "recipes.md").read_text()
     for part in recipes.page(figures):
         assert part in page
-    assert {name: msgspec.convert(found, Tuned) for name, found in figures.items()} == read_tuned()
+    assert {
+        name: msgspec.convert(found, TunedRecipes) for name, found in figures.items()
+    } == read_tuned()

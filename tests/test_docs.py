@@ -200,7 +200,14 @@ def test_flags_exist(page: Path) -> None:
 
 @by_page
 def test_paths_exist(page: Path) -> None:
-    places = (ROOT, page.parent, PACKAGE, PACKAGE / "native" / "src", ROOT / "tests")
+    places = (
+        ROOT,
+        page.parent,
+        PACKAGE.parent,
+        PACKAGE,
+        PACKAGE / "native" / "src",
+        ROOT / "tests",
+    )
     names = {path.name for place in (ROOT, PACKAGE) for path in tracked(place)}
     made = {*re.findall(r"Save this as `([^`]+)`", page.read_text())}
     made |= {*re.findall(r'title="([^"]+)"', page.read_text())}
@@ -250,7 +257,7 @@ def test_dotted_names_resolve(page: Path) -> None:
         root, rest = match[1], match[2]
         if root in packages:
             resolve(f"esper.{root}{rest}")
-        elif root in ("esper", "torch"):
+        elif root in ("esper", "esper_lab", "torch"):
             resolve(root + rest)
         elif root == "nn":
             resolve(f"torch.nn{rest}")
@@ -277,7 +284,13 @@ def resolve(name: str) -> object:
 @cache
 def code_words() -> frozenset[str]:
     """Every identifier and word in the code."""
-    places = (PACKAGE, ROOT / "scripts", ROOT / "benchmarks", ROOT / "tests", ROOT / "examples")
+    places = (
+        PACKAGE.parent,
+        ROOT / "scripts",
+        ROOT / "benchmarks",
+        ROOT / "tests",
+        ROOT / "examples",
+    )
     texts = [
         path.read_text(errors="ignore")
         for place in places

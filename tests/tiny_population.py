@@ -1,6 +1,8 @@
 """A tiny population: trained and frozen hosts, half of which meet permuted labels."""
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,8 +11,10 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.tasks import Pretraining, Task
 from esper.simic.growth.environment import GrowthEnv
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
+from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.plans import Plan, PlannedSeed, schedule
 from esper_lab.play import Population, tasks_of_groups
 from esper_lab.shifts import Shift, shifted_digits
@@ -73,3 +77,24 @@ def looking(env: GrowthEnv) -> Looking:
 def growing(env: GrowthEnv) -> ScheduleActor:
     """Grows a large seed in every host, without a look."""
     return ScheduleActor(planned(env))
+
+
+def trained_run(folder: Path, **settings: Any) -> Path:
+    """A policy of very short training in a run below ``folder``."""
+    return train_ppo_vectorized(
+        envs=4,
+        group_size=2,
+        episode_length=4,
+        max_batches=1,
+        lstm_hidden=8,
+        minibatches=2,
+        telemetry_dir=str(folder),
+        **settings,
+    ).path
+
+
+def evaluation_of(rungs: list[Rung], **more: Any) -> Evaluation:
+    """An evaluation with these rungs on hosts of one family and no plan but one."""
+    hosts = len(rungs[0].utility)
+    tasks, splits = ["tiny"] * hosts, [None] * hosts
+    return Evaluation("runs/mine", "tiny", 128, tasks, ["never"], rungs, splits, **more)

@@ -1,6 +1,10 @@
 """Baselines: what else a task's budget could be spent on, without growing anything.
 
 A baseline trains another task on the same hosts. Its rate is chosen on the training hosts.
+
+Networks that do not grow are trained as well as their size allows, for that is what growing has to
+beat. The recipes of built-in tasks were tuned beforehand. A draw of a family keeps the rate and
+decay that were drawn, and the ladder tunes a factor of the rate on training hosts.
 """
 
 from collections.abc import Callable
@@ -9,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.runtime.tasks import Task
+from esper.runtime.tasks import FAMILIES, Task
 from esper.simic.growth.rewards import utility
 from esper.tamiyo.baselines import NeverActor
 from esper_lab.evaluation import (
@@ -20,13 +24,14 @@ from esper_lab.evaluation import (
     TUNED_TWIN,
 )
 from esper_lab.play import Floats, Outcome, Population, play
-from esper_lab.tuned import static_network, tuned_twin
+from esper_lab.recipes import read_tuned
+from esper_lab.widening import widen
 
 Baseline = Callable[[Task], Task | None]
 """The task that a baseline trains in place of another; None if it does not apply."""
 
 
-def _tuned(tuning: str) -> Baseline:
+def _fine_tuning(tuning: str) -> Baseline:
     """Train the host of a task that freezes it, in one of ``runtime.tasks.TUNINGS``."""
 
     def baseline(task: Task) -> Task | None:
@@ -38,12 +43,46 @@ def _tuned(tuning: str) -> Baseline:
 
 
 FINE_TUNING: dict[str, Baseline] = {
-    FULL_TUNING: _tuned("all"),
-    LAST_LAYER_TUNING: _tuned("last"),
-    AUTO_RGN: _tuned("auto_rgn"),
+    FULL_TUNING: _fine_tuning("all"),
+    LAST_LAYER_TUNING: _fine_tuning("last"),
+    AUTO_RGN: _fine_tuning("auto_rgn"),
 }
 """The controls of surgical fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to
 distribution shifts", ICLR 2023), for frozen hosts."""
+GROWN = 3
+"""Size of a static network, in sizes of the host; growing everything adds about two of them."""
+
+
+def tuned_twin(task: Task) -> Task | None:
+    """``task`` with the recipe that is best for its host if it never grows.
+
+    None for a task with trained hosts and for that of a user.
+    """
+    recipes = read_tuned().get(task.name)
+    if recipes is not None:
+        return recipes.host.on(task)
+    return task if _drawn_from_scratch(task) else None
+
+
+def static_network(task: Task) -> Task | None:
+    """``task`` with a network ``GROWN`` times as large as its host, trained by its own recipe.
+
+    None as for ``tuned_twin``.
+    """
+    recipes = read_tuned().get(task.name)
+    if recipes is None and not _drawn_from_scratch(task):
+        return None
+    host = widen(task.host, GROWN * task.host.parameter_count)
+    if host is None:
+        return None
+    wider = replace(task, host=host)
+    return wider if recipes is None else recipes.static.on(wider)
+
+
+def _drawn_from_scratch(task: Task) -> bool:
+    return task.family in FAMILIES and task.pretraining is None
+
+
 FROM_SCRATCH: dict[str, Baseline] = {
     TUNED_TWIN: tuned_twin,
     STATIC_NETWORK: static_network,
@@ -73,9 +112,9 @@ def population_of(name: str, population: Population, factor: float = 1.0) -> Pop
         population: hosts of the tasks that it stands in for.
         factor: factor of the hosts' learning rate.
     """
-    made = [BASELINES[name](task) for task in population.tasks]
-    tasks = tuple(_slower(task, factor) for task in made if task is not None)
-    return replace(population, tasks=tasks) if len(tasks) == len(made) else None
+    stand_ins = [BASELINES[name](task) for task in population.tasks]
+    tasks = tuple(_slower(task, factor) for task in stand_ins if task is not None)
+    return replace(population, tasks=tasks) if len(tasks) == len(stand_ins) else None
 
 
 def _slower(task: Task, factor: float) -> Task:
@@ -103,11 +142,11 @@ def play_baseline(
     """
     parts = []
     for factor in factors:
-        own = population_of(name, population, factor)
-        assert own is not None
-        outcome = play(own, lambda env: NeverActor(), 1, on_batch=on_batch)
-        added = (_host_sizes(own) - _host_sizes(population)).clamp(min=0.0)
-        parts.append(_priced(outcome, population, added))
+        stand_in = population_of(name, population, factor)
+        assert stand_in is not None
+        outcome = play(stand_in, lambda env: NeverActor(), 1, on_batch=on_batch)
+        parameters = (_host_sizes(stand_in) - _host_sizes(population)).clamp(min=0.0)
+        parts.append(_after_price(outcome, population, parameters))
     return Outcome.join(parts, axis=1)
 
 
@@ -117,24 +156,24 @@ def tuned_copy(outcome: Outcome, population: Population) -> Outcome:
     That is the price of full tuning where several tasks share one trained network, which adapters
     leave as it is (Houlsby et al., "Parameter-efficient transfer learning for NLP", ICML 2019).
     """
-    return _priced(outcome, population, _host_sizes(population))
+    return _after_price(outcome, population, _host_sizes(population))
 
 
 def _host_sizes(population: Population) -> Tensor:
     return torch.tensor([[task.host.parameter_count] for task in population.tasks]).double()
 
 
-def _priced(outcome: Outcome, population: Population, added: Tensor) -> Outcome:
+def _after_price(outcome: Outcome, population: Population, parameters: Tensor) -> Outcome:
     """The outcome with the rent of ``added`` parameters, ``[H, 1]``, at the population's prices."""
     sizes = _host_sizes(population)
-    rents = torch.tensor([[task.rent] for task in population.tasks]).double()
+    prices = torch.tensor([[task.rent] for task in population.tasks]).double()
 
-    def priced(score: Floats) -> Floats:
-        return utility(torch.from_numpy(score), added, sizes, rents).numpy()
+    def utilities(score: Floats) -> Floats:
+        return utility(torch.from_numpy(score), parameters, sizes, prices).numpy()
 
     return replace(
         outcome,
-        test_utility=priced(outcome.test_score),
-        validation_utility=priced(outcome.validation_score),
-        added=added.numpy(),
+        test_utility=utilities(outcome.test_score),
+        validation_utility=utilities(outcome.validation_score),
+        added=parameters.numpy(),
     )

@@ -18,10 +18,10 @@ _BEST_OF = "rule", "training"
 """Opponents that are the best of their kind on these hosts."""
 
 
-def differences(found: Evaluation) -> list[Difference]:
+def differences(evaluation: Evaluation) -> list[Difference]:
     """The paired differences of every rung of the policy from every opponent that is there."""
-    compared = []
-    for rung in found.rungs:
+    rows = []
+    for rung in evaluation.rungs:
         if not rung.policy:
             continue
         way = rung.name.partition(", ")[2]
@@ -32,23 +32,23 @@ def differences(found: Evaluation) -> list[Difference]:
             "yoked": [f"yoked copy, {way}"],
         }
         for kind in OPPONENTS:
-            opponent = best_rung(found.rungs, names[kind])
+            opponent = best_rung(evaluation.rungs, names[kind])
             if opponent is not None:
-                value = points(np.subtract(rung.utility, opponent.utility), found.splits)
-                compared.append(Difference(rung.name, kind, opponent.name, *value, verdict(value)))
-    return compared
+                value = points(np.subtract(rung.utility, opponent.utility), evaluation.splits)
+                rows.append(Difference(rung.name, kind, opponent.name, *value, verdict(value)))
+    return rows
 
 
-def differences_text(found: Evaluation) -> str:
+def differences_text(evaluation: Evaluation) -> str:
     """Say in a sentence or two for every rung of the policy where it stands."""
-    compared = differences(found)
+    rows = differences(evaluation)
     sentences = []
-    for name in dict.fromkeys(one.policy for one in compared):
+    for name in dict.fromkeys(one.policy for one in rows):
         way = name.partition(", ")[2]
         start = f"With {way} actions the" if way in ("greedy", "sampled") else "The"
-        own = [one for one in compared if one.policy == name]
+        policy_rows = [one for one in rows if one.policy == name]
         for subject, kinds in ((f"{start} policy", _BEST_OF), ("It", ("blind", "yoked"))):
-            parts = [_clause(one) for one in own if one.kind in kinds]
+            parts = [_clause(one) for one in policy_rows if one.kind in kinds]
             if parts:
                 sentences.append(f"{subject} is {', and '.join(parts)} points.")
     return " ".join(sentences)
@@ -61,12 +61,12 @@ def _clause(one: Difference) -> str:
     return f"{one.verdict} {opponent}, by {points_text((one.mean, one.low, one.high), '+.1f')}"
 
 
-def budget_text(found: Evaluation) -> str:
+def budget_text(evaluation: Evaluation) -> str:
     """Say over how many episodes rules were searched and the policy was trained."""
-    if found.rule_episodes is None:
+    if evaluation.rule_episodes is None:
         return ""
-    text = f"Rules were searched over {found.rule_episodes:,} episodes"
-    if found.policy_episodes is None:
+    text = f"Rules were searched over {evaluation.rule_episodes:,} episodes"
+    if evaluation.policy_episodes is None:
         return f"{text}."
-    trained = f"{found.policy_episodes:,}" if found.policy_episodes else "none"
-    return f"{text}, the policy was trained on {trained}."
+    episodes = f"{evaluation.policy_episodes:,}" if evaluation.policy_episodes else "none"
+    return f"{text}, the policy was trained on {episodes}."

@@ -37,7 +37,7 @@ ORDERS = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ControlOutcomes:
     """Outcomes of the library of plans, of the variants of try-and-keep and of the baselines.
 
     Attributes:
@@ -57,7 +57,9 @@ class Played:
     baselines: dict[str, Outcome]
 
 
-def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: OnBatch) -> Played:
+def play_controls(
+    hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: OnBatch
+) -> ControlOutcomes:
     """Play the plans, the variants of try-and-keep and the baselines.
 
     Args:
@@ -72,7 +74,7 @@ def play_controls(hosts: Hosts, plans: tuple[Plan, ...], work: Path, on_batch: O
     tuning = replace(hosts.training, data_seed=ORDERS[0])
     fresh, again = (replace(hosts.fresh, data_seed=order) for order in ORDERS)
     stages = Stages(work, on_batch)
-    return Played(
+    return ControlOutcomes(
         tuning=_of_plans(stages, "tuning", tuning, plans),
         fresh=_of_plans(stages, "fresh", fresh, plans),
         again=_of_plans(stages, "again", again, plans),
@@ -98,27 +100,27 @@ def _of_trials(stages: Stages, name: str, population: Population) -> Outcome:
     """Try-and-keep with one developing seed at a time, then with all at once."""
     variants = variants_of(population)
 
-    def played(stage: str, rules: Rules) -> Outcome:
+    def outcome_of(stage: str, rules: Rules) -> Outcome:
         def make(done: Callable[[int], None]) -> Outcome:
             return play(population, trial_actor, len(variants), rules, done)
 
         return stages.load_or_play(stage, population, variants, make)
 
     in_turn, at_once = Rules(one_at_a_time=True), Rules(one_at_a_time=False)
-    return Outcome.join([played(name, in_turn), played(f"{name}-at-once", at_once)], axis=1)
+    return Outcome.join([outcome_of(name, in_turn), outcome_of(f"{name}-at-once", at_once)], axis=1)
 
 
 def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Population) -> Outcome:
     """The baseline on the fresh hosts, with the rate that is best on the training hosts."""
 
     def outcome(stage: str, population: Population, factors: tuple[float, ...]) -> Outcome:
-        own = population_of(name, population)
-        trained = [(None if own is None else own.tasks, factor) for factor in factors]
+        stand_in = population_of(name, population)
+        trainings = [(None if stand_in is None else stand_in.tasks, factor) for factor in factors]
 
         def make(done: Callable[[int], None]) -> Outcome:
             return play_baseline(name, population, factors, done)
 
-        return stages.load_or_play(f"{stage}-{name}", population, trained, make)
+        return stages.load_or_play(f"{stage}-{name}", population, trainings, make)
 
     factors = factors_of(name)
     best = 0
@@ -127,54 +129,55 @@ def _of_baseline(stages: Stages, name: str, tuning: Population, fresh: Populatio
     return outcome("fresh", fresh, (factors[best],))
 
 
-def control_rungs(played: Played, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
+def control_rungs(outcomes: ControlOutcomes, hosts: Hosts, plans: tuple[Plan, ...]) -> list[Rung]:
     """The rungs of all controls, from the bottom up."""
     tasks = np.array([task.label for task in hosts.fresh.tasks])
-    known = training_outcomes(played.tuning, hosts.training.tasks[0].episode_length, plans)
+    training = training_outcomes(outcomes.tuning, hosts.training.tasks[0].episode_length, plans)
 
     def of_plan(name: str, plan: int | NDArray[np.int_]) -> Rung:
-        return rung_of(name, played.fresh, np.broadcast_to(plan, len(tasks)))
+        return rung_of(name, outcomes.fresh, np.broadcast_to(plan, len(tasks)))
 
     at_once = [i for i, plan in enumerate(plans) if plan.at_once and plan.start == 0.0]
-    everything = at_once[int(played.tuning.test_utility.mean(0)[at_once].argmax())]
-    tuned = [of_plan(name, tune(known)(played.fresh.features)) for name, tune in RULES.items()]
-    tuned.append(_try_and_keep(played))
+    everything = at_once[int(outcomes.tuning.test_utility.mean(0)[at_once].argmax())]
+    features = outcomes.fresh.features
+    rule_rungs = [of_plan(name, tune(training)(features)) for name, tune in RULES.items()]
+    rule_rungs.append(_try_and_keep(outcomes))
     rungs = [of_plan(NEVER_GROW, 0), of_plan(EVERYTHING, everything)]
     if all(task.host_learning_rate == 0.0 for task in hosts.fresh.tasks):
-        looking = best_rung(tuned, LOOKING)
+        looking = best_rung(rule_rungs, LOOKING)
         assert looking is not None
-        distance = np.abs(played.fresh.added.mean(0)[at_once] - np.mean(looking.added))
+        distance = np.abs(outcomes.fresh.added.mean(0)[at_once] - np.mean(looking.added))
         rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
-    rungs += [rung_of(name, outcome) for name, outcome in played.baselines.items()]
-    if FULL_TUNING in played.baselines:
-        copies = tuned_copy(played.baselines[FULL_TUNING], hosts.fresh)
+    rungs += [rung_of(name, outcome) for name, outcome in outcomes.baselines.items()]
+    if FULL_TUNING in outcomes.baselines:
+        copies = tuned_copy(outcomes.baselines[FULL_TUNING], hosts.fresh)
         rungs.append(rung_of(f"{FULL_TUNING} of a copy", copies))
-    rungs += tuned
+    rungs += rule_rungs
     if len(set(tasks)) > 1:
-        utility = played.again.test_utility
+        utility = outcomes.again.test_utility
         best = {name: int(utility[tasks == name].mean(0).argmax()) for name in set(tasks)}
         rungs.append(of_plan("best plan per task", np.array([best[name] for name in tasks])))
-    rungs.append(of_plan(CLAIRVOYANT, played.again.test_utility.argmax(1)))
+    rungs.append(of_plan(CLAIRVOYANT, outcomes.again.test_utility.argmax(1)))
     return rungs
 
 
-def _try_and_keep(played: Played) -> Rung:
-    variant = int(played.tuning_trials.test_utility.mean(0).argmax())
-    chosen = np.full(len(played.fresh_trials.added), variant)
+def _try_and_keep(outcomes: ControlOutcomes) -> Rung:
+    variant = int(outcomes.tuning_trials.test_utility.mean(0).argmax())
+    choices = np.full(len(outcomes.fresh_trials.added), variant)
     # Its choice is not a plan of the library.
-    rung = rung_of(TRY_AND_KEEP, played.fresh_trials, chosen)
+    rung = rung_of(TRY_AND_KEEP, outcomes.fresh_trials, choices)
     return msgspec.structs.replace(rung, chosen=None)
 
 
 def rung_of(
-    name: str, outcome: Outcome, chosen: NDArray[np.int_] | None = None, policy: bool = False
+    name: str, outcome: Outcome, choices: NDArray[np.int_] | None = None, policy: bool = False
 ) -> Rung:
-    """One member per host if ``chosen``, int64 ``[H]``, else the mean over the members."""
+    """One member per host by ``choices``, int64 ``[H]``, or the mean over the members."""
     rows = np.arange(len(outcome.added))
 
     def column(values: NDArray[np.float64]) -> list[float]:
-        found = values.mean(1) if chosen is None else values[rows, chosen]
-        return found.tolist()
+        numbers = values.mean(1) if choices is None else values[rows, choices]
+        return numbers.tolist()
 
     return Rung(
         name=name,
@@ -182,7 +185,7 @@ def rung_of(
         utility=column(outcome.test_utility),
         validation=column(outcome.validation_utility),
         added=column(outcome.added),
-        chosen=None if chosen is None else chosen.tolist(),
+        chosen=None if choices is None else choices.tolist(),
         score=column(outcome.test_score),
     )
 
@@ -203,14 +206,14 @@ def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) ->
 
 def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:
     """Identity of the rungs of all controls: hosts, plans, rules and baselines."""
-    trained = {
-        name: (factors_of(name), [own and own.tasks for own in _each(name, hosts)])
+    trainings = {
+        name: (factors_of(name), [stand_in and stand_in.tasks for stand_in in _each(name, hosts)])
         for name in BASELINES
     }
     variants = variants_of(hosts.training)
-    tuned = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
+    rule_settings = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
     populations = hosts_of(hosts.training), hosts_of(hosts.fresh)
-    return digest(populations, ORDERS, plans, tuned, trained)
+    return digest(populations, ORDERS, plans, rule_settings, trainings)
 
 
 def _each(name: str, hosts: Hosts) -> list[Population | None]:

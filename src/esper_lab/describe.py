@@ -1,4 +1,4 @@
-"""``esper tasks --describe``: print the figures of ``simic.tools.diagnosis`` as tables."""
+"""``esper tasks --describe``: print the figures of ``diagnosis`` as tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
     means("accuracy on validation", [p.validation.accuracy for p in results])
     table.add_section()
     for stage in STAGES:
-        row(f"seeds {stage.name}", [f"{p.reached[stage]:.2f}" for p in results])
+        row(f"seeds {stage.name}", [f"{p.entries[stage]:.2f}" for p in results])
     table.add_section()
     for op in Op:
         row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])

@@ -53,13 +53,13 @@ class PolicyResult:
 
     Attributes:
         legal: for each ``Op``, the share of (step, environment) pairs in which it was legal.
-        reached: for each stage, the mean number of seeds per episode that entered it.
+        entries: for each stage, the mean number of seeds per episode that entered it.
         test, validation: the last step on either split.
         rewards: ``[T, N]``, from scores on validation.
     """
 
     legal: dict[Op, float]
-    reached: dict[Stage, float]
+    entries: dict[Stage, float]
     test: Ending
     validation: Ending
     rewards: Tensor
@@ -165,12 +165,12 @@ def diagnose(
 
 def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:
     """Play one episode of environments of one task and measure it."""
-    reached = dict.fromkeys(STAGES, 0.0)
+    entries = dict.fromkeys(STAGES, 0.0)
     last: list[Step] = []
 
     def on_step(t: int, actions: Tensor, step: Step) -> None:
         for stage in STAGES:
-            reached[stage] += step.report.entered(stage).double().mean().item()
+            entries[stage] += step.report.entered(stage).double().mean().item()
         last[:] = [step]
 
     rollout = collect(env, actor, episode, on_step)
@@ -187,7 +187,7 @@ def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:
     shares = rollout.observation.masks.ops.double().mean((0, 1)).tolist()
     return PolicyResult(
         legal=dict(zip(Op, shares, strict=True)),
-        reached=reached,
+        entries=entries,
         test=ending(report.test, report.test.expected, report.twin_test.expected),
         validation=ending(report.committed, report.score, report.twin_score),
         rewards=rollout.rewards.double(),
@@ -205,13 +205,13 @@ def variance_shares(returns: Tensor) -> tuple[float, float, float]:
     1; all are NaN if the returns do not vary.
     """
     groups, members = returns.shape
-    centred = returns - returns.mean()
-    rows, columns = centred.mean(1, keepdim=True), centred.mean(0, keepdim=True)
-    rest = (centred - rows - columns).square().sum() / ((groups - 1) * (members - 1))
-    by_row = (rows.square().sum() * members / (groups - 1) - rest).clamp(min=0.0) / members
-    by_column = (columns.square().sum() * groups / (members - 1) - rest).clamp(min=0.0) / groups
-    total = by_row + by_column + rest
-    return float(by_row / total), float(by_column / total), float(rest / total)
+    deviations = returns - returns.mean()
+    rows, columns = deviations.mean(1, keepdim=True), deviations.mean(0, keepdim=True)
+    residual = (deviations - rows - columns).square().sum() / ((groups - 1) * (members - 1))
+    by_row = (rows.square().sum() * members / (groups - 1) - residual).clamp(min=0.0) / members
+    by_column = (columns.square().sum() * groups / (members - 1) - residual).clamp(min=0.0) / groups
+    total = by_row + by_column + residual
+    return float(by_row / total), float(by_column / total), float(residual / total)
 
 
 def signal_to_noise(differences: Tensor) -> Tensor:

@@ -74,24 +74,24 @@ class EvaluateArguments:
 
 def evaluate(arguments: list[str]) -> int:
     """Measure a policy against controls on fresh hosts."""
-    given = parse(EvaluateArguments, PROGRAM, arguments)
+    options = parse(EvaluateArguments, PROGRAM, arguments)
     outlive_output()
-    for plugin in given.plugin:
+    for plugin in options.plugin:
         load(plugin)
-    name = Path(given.policy).name or given.policy
-    out = given.out or Path("evaluations") / f"{given.suite}-{name}"
-    work = given.work or Path("evaluations") / f"{given.suite}-stages"
+    name = Path(options.policy).name or options.policy
+    out = options.out or Path("evaluations") / f"{options.suite}-{name}"
+    work = options.work or Path("evaluations") / f"{options.suite}-stages"
     for field, path in (("out", out), ("work", work)):
         _check_directory(field, path)
-    threads = given.threads or os.cpu_count() or 1
+    threads = options.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
-    splits = SPLITS if given.split_seed is None else (given.split_seed,)
-    parts = evaluation_hosts(given.suite, given.training_hosts, given.hosts, threads, splits)
+    splits = SPLITS if options.split_seed is None else (options.split_seed,)
+    parts = evaluation_hosts(options.suite, options.training_hosts, options.hosts, threads, splits)
     console = Console()
-    shipped, why_not = None, None
-    if not given.fresh:
-        sizes = given.training_hosts, given.hosts, given.random_plans
-        shipped, why_not = usable_controls(given.suite, *sizes, splits)
+    controls, why_not = None, None
+    if not options.fresh:
+        sizes = options.training_hosts, options.hosts, options.random_plans
+        controls, why_not = usable_controls(options.suite, *sizes, splits)
     if why_not is not None:
         console.print(why_not, soft_wrap=True)
     with Progress(console=console, transient=True) as progress:
@@ -102,36 +102,38 @@ def evaluate(arguments: list[str]) -> int:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.advance(tasks[stage], done)
 
-        found = evaluated(
-            given.policy,
-            given.suite,
+        evaluation = evaluated(
+            options.policy,
+            options.suite,
             parts,
-            given.random_plans,
-            given.members,
+            options.random_plans,
+            options.members,
             work,
             on_batch,
-            shipped,
+            controls,
         )
-    found = msgspec.structs.replace(found, differences=differences(found), front=front(found))
-    show(console, found)
-    if found.shipped is not None:
-        line = f"The controls ship with Esper ({found.shipped}); --fresh plays them anew."
+    evaluation = msgspec.structs.replace(
+        evaluation, differences=differences(evaluation), front=front(evaluation)
+    )
+    show(console, evaluation)
+    if evaluation.shipped is not None:
+        line = f"The controls ship with Esper ({evaluation.shipped}); --fresh plays them anew."
         console.print(line, soft_wrap=True)
-    files = {LADDER_FILE: msgspec.json.encode(found), **_picture(found, console)}
+    files = {LADDER_FILE: msgspec.json.encode(evaluation), **_picture(evaluation, console)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             replace_synced(out / name, content)
     except OSError as error:
         raise UsageError(f"out: cannot write to {out} ({error.strerror}); name another") from error
-    written = [out / name for name in files]
-    if is_run_directory(given.policy):
-        written += _into_run(Path(given.policy), found, console)
-    console.print(f"wrote {' and '.join(map(str, written))}", soft_wrap=True)
+    paths = [out / name for name in files]
+    if is_run_directory(options.policy):
+        paths += _into_run(Path(options.policy), evaluation, console)
+    console.print(f"wrote {' and '.join(map(str, paths))}", soft_wrap=True)
     return 0
 
 
-def _picture(found: Evaluation, console: Console) -> dict[str, bytes]:
+def _picture(evaluation: Evaluation, console: Console) -> dict[str, bytes]:
     """The drawn ladder, by the name of its file; a line instead if the library is missing."""
     try:
         require("report", "no ladder.svg")
@@ -142,19 +144,19 @@ def _picture(found: Evaluation, console: Console) -> dict[str, bytes]:
     from esper_lab.ladder_figures import ladder_picture
 
     with styled():
-        drawing = ladder_picture(found).svg
+        drawing = ladder_picture(evaluation).svg
     return {} if drawing is None else {"ladder.svg": standalone(drawing).encode()}
 
 
-def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:
+def _into_run(run: Path, evaluation: Evaluation, console: Console) -> list[Path]:
     """Keep a copy where the report of the run finds it; return the paths that were written.
 
     The evaluation itself is written elsewhere, so a run that cannot be written is no error.
     """
-    path = run / LADDERS / f"{found.suite}.json"
+    path = run / LADDERS / f"{evaluation.suite}.json"
     try:
         path.parent.mkdir(exist_ok=True)
-        replace_synced(path, msgspec.json.encode(found))
+        replace_synced(path, msgspec.json.encode(evaluation))
     except OSError as error:
         line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
         console.print(line, soft_wrap=True)
@@ -164,7 +166,7 @@ def _into_run(run: Path, found: Evaluation, console: Console) -> list[Path]:
 
 def _check_directory(field: str, path: Path) -> None:
     """Refuse a directory that could not be written, before hours of work are lost."""
-    present = next(place for place in (path, *path.absolute().parents) if place.exists())
+    present = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not present.is_dir():
         raise UsageError(f"{field}: {present} is not a directory; name another")
     try:
@@ -176,17 +178,17 @@ def _check_directory(field: str, path: Path) -> None:
         ) from error
 
 
-def show(console: Console, found: Evaluation) -> None:
+def show(console: Console, evaluation: Evaluation) -> None:
     """Print the ladder over all hosts, and by task where there are several."""
-    names = list(dict.fromkeys(found.tasks))
-    console.print(_table(found.suite, steps(found)))
+    names = list(dict.fromkeys(evaluation.tasks))
+    console.print(_table(evaluation.suite, steps(evaluation)))
     if len(names) > 1:
         for name in names:
-            console.print(_table(name, steps(found, np.array(found.tasks) == name)))
-    rows = front(found)
+            console.print(_table(name, steps(evaluation, np.array(evaluation.tasks) == name)))
+    rows = front(evaluation)
     if rows:
         console.print(_front_table(rows))
-    for text in (headroom_text(found), differences_text(found), budget_text(found)):
+    for text in (headroom_text(evaluation), differences_text(evaluation), budget_text(evaluation)):
         if text:
             console.print(text, soft_wrap=True)
 
@@ -211,7 +213,7 @@ def _front_table(rows: list[PricedRung]) -> Table:
     for row in rows:
         if price_range(row) != prices:
             table.add_section()
-        same, prices = price_range(row) == prices, price_range(row)
+        repeats, prices = price_range(row) == prices, price_range(row)
         style = "bold" if row.rung.startswith("policy") else None
-        table.add_row("" if same else prices, row.rung, *front_cells(row), style=style)
+        table.add_row("" if repeats else prices, row.rung, *front_cells(row), style=style)
     return table

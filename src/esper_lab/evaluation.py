@@ -57,8 +57,8 @@ def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
 
     As an opponent it is chosen on the hosts on which it is scored, to its advantage.
     """
-    named = (rung for rung in rungs if rung.name in names)
-    return max(named, key=lambda rung: fmean(rung.utility), default=None)
+    matches = (rung for rung in rungs if rung.name in names)
+    return max(matches, key=lambda rung: fmean(rung.utility), default=None)
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -66,11 +66,11 @@ class Difference(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: name of the policy's rung.
-        kind: what the opponent is, see ``karn.comparisons.OPPONENTS``.
+        kind: what the opponent is, see ``comparisons.OPPONENTS``.
         opponent: name of the opponent's rung.
         mean: mean difference.
         low, high: ends of its 95 % interval.
-        verdict: on which side of zero the interval lies, see ``karn.ladder.verdict``.
+        verdict: on which side of zero the interval lies, see ``ladder_steps.verdict``.
     """
 
     policy: str
@@ -146,32 +146,32 @@ def read_evaluation(path: Path) -> Evaluation:
         UsageError: it cannot be read, or has another format.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        evaluation = msgspec.json.decode(path.read_bytes(), type=Evaluation)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"evaluation: cannot read {path} ({error}); evaluate again") from error
-    if found.schema != SCHEMA:
+    if evaluation.schema != SCHEMA:
         raise UsageError(
-            f"evaluation: {path} has schema {found.schema}, not {SCHEMA}; evaluate again"
+            f"evaluation: {path} has schema {evaluation.schema}, not {SCHEMA}; evaluate again"
         )
-    fault = _fault(found)
+    fault = _fault(evaluation)
     if fault is not None:
         raise UsageError(f"evaluation: {path} is damaged ({fault}); evaluate again")
-    return found
+    return evaluation
 
 
-def _fault(found: Evaluation) -> str | None:
+def _fault(evaluation: Evaluation) -> str | None:
     """Why an evaluation cannot be shown, if it cannot."""
-    hosts, names = len(found.tasks), [rung.name for rung in found.rungs]
+    hosts, names = len(evaluation.tasks), [rung.name for rung in evaluation.rungs]
     if hosts == 0 or names[:1] != [NEVER_GROW]:
         return f"it does not begin with {NEVER_GROW!r} on at least one host"
     if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
         return "controls are missing"
-    for rung in found.rungs:
+    for rung in evaluation.rungs:
         columns = (rung.utility, rung.validation, rung.added, rung.chosen, rung.score)
         if any(column is not None and len(column) != hosts for column in columns):
             return f"{rung.name!r} has not one value per host"
-        if any(not 0 <= plan < len(found.plans) for plan in rung.chosen or []):
+        if any(not 0 <= plan < len(evaluation.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"
-    if found.rents and len(found.rents) != hosts:
+    if evaluation.rents and len(evaluation.rents) != hosts:
         return "it has not one price per host"
     return None

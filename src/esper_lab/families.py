@@ -59,7 +59,7 @@ def adaptation(number: int) -> Task:
     time, deadline = float(0.6 * draws.random()), float(0.7 + 0.3 * draws.random())
     labels, sample = int(draws.integers(80, 200)), _seed(draws)
     before, after = (
-        DrawnSplit(partial(shifted_digits, made, labels, sample)) for made in ((), shifts)
+        DrawnSplit(partial(shifted_digits, changes, labels, sample)) for changes in ((), shifts)
     )
     summary = [f"{shift.kind} {shift.strength:.2f}" for shift in shifts]
     if channels is not None:
@@ -88,15 +88,15 @@ def one_seed(number: int) -> Task:
     1 to 12 of 48. So there is time to look first and then to grow, and no budget to grow in every
     slot and keep what pays.
     """
-    drawn = adaptation(number)
-    drift = drawn.drift
+    base = adaptation(number)
+    drift = base.drift
     if drift is not None:
         # ``adaptation`` draws times in the first 60 % of an episode. The middle of a step is safe
         # from rounding.
         time = (1.5 + int(12 * drift.earliest / 0.6)) / ONE_SEED_STEPS
         drift = replace(drift, earliest=time, latest=time)
     return replace(
-        drawn,
+        base,
         name=f"one_seed:{number}",
         family="one_seed",
         episode_length=ONE_SEED_STEPS,

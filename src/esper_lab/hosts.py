@@ -77,63 +77,65 @@ def hosts_by_horizon(
     Raises:
         UsageError: there is no such suite, or too few of the hosts have one horizon.
     """
-    others = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
-    known = _by_horizon(tasks_in_turn(find_all([training]), counts[0], others))
+    training_splits = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
+    training_tasks = _by_horizon(tasks_in_turn(find_all([training]), counts[0], training_splits))
     tasks = find_all([fresh])
-    tuned = _populations(known, TRAINING_HOSTS, threads)
-    scored = _populations(
+    training_hosts = _populations(training_tasks, TRAINING_HOSTS, threads)
+    fresh_hosts = _populations(
         _by_horizon(tasks_in_turn(tasks, counts[1], splits)), FRESH_HOSTS, threads
     )
-    found = []
-    for horizon, population in scored.items():
+    parts = []
+    for horizon, population in fresh_hosts.items():
         if len(population.tasks) == 1 < counts[1]:
             raise UsageError(
                 f"hosts: only one of {counts[1]} fresh hosts has the horizon of "
                 f"{population.tasks[0].name}, which leaves no host for its blind twin; "
                 f"give at least {2 * len(tasks)}"
             )
-        found.append(Hosts(_training_of_part(training, tuned, horizon, population), population))
-    return found
+        parts.append(
+            Hosts(_training_of_part(training, training_hosts, horizon, population), population)
+        )
+    return parts
 
 
 def _by_horizon(tasks: Sequence[Task]) -> dict[Horizon, list[Task]]:
-    found: dict[Horizon, list[Task]] = {}
+    groups: dict[Horizon, list[Task]] = {}
     for task in tasks:
-        found.setdefault(task.horizon, []).append(task)
-    return found
+        groups.setdefault(task.horizon, []).append(task)
+    return groups
 
 
 def _populations(
     tasks: dict[Horizon, list[Task]], first: int, threads: int
 ) -> dict[Horizon, Population]:
     """Populations whose identities follow one another from ``first``."""
-    found = {}
-    for horizon, own in tasks.items():
-        found[horizon] = Population(tuple(own), first, threads=threads)
-        first += len(own)
-    return found
+    populations = {}
+    for horizon, members in tasks.items():
+        populations[horizon] = Population(tuple(members), first, threads=threads)
+        first += len(members)
+    return populations
 
 
 def _training_of_part(
-    suite: str, tuned: dict[Horizon, Population], horizon: Horizon, fresh: Population
+    suite: str, populations: dict[Horizon, Population], horizon: Horizon, fresh: Population
 ) -> Population:
     """The training hosts for fresh hosts of one horizon."""
-    name, own = fresh.tasks[0].name, tuned.get(horizon)
-    if own is None:
-        (length, *_), other = next(iter(tuned.items()))
-        if len(tuned) > 1 or length > horizon[0]:
+    name, training = fresh.tasks[0].name, populations.get(horizon)
+    if training is None:
+        (length, *_), population = next(iter(populations.items()))
+        if len(populations) > 1 or length > horizon[0]:
             raise UsageError(
                 f"suite: no rule can be tuned for {name}, because the horizons of the training "
                 f"hosts of {suite} differ from its own; name one task"
             )
-        return other
-    count, whole = len(own.tasks), sum(len(population.tasks) for population in tuned.values())
-    if count < min(whole, MIN_TRAINING):
+        return population
+    count, total = len(training.tasks), sum(len(each.tasks) for each in populations.values())
+    if count < min(total, MIN_TRAINING):
         raise UsageError(
-            f"training_hosts: only {count} of {whole} training hosts have the horizon of {name}, "
+            f"training_hosts: only {count} of {total} training hosts have the horizon of {name}, "
             f"and rules need {MIN_TRAINING}; give more, or name one task"
         )
-    return own
+    return training
 
 
 def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
@@ -142,7 +144,7 @@ def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> t
     Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
     task with few hosts. Without ``splits`` the tasks stay as they are.
     """
-    places = (divmod(host, len(tasks)) for host in range(count))
+    positions = (divmod(host, len(tasks)) for host in range(count))
     if not splits:
-        return tuple(tasks[column] for _, column in places)
-    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in places)
+        return tuple(tasks[column] for _, column in positions)
+    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in positions)

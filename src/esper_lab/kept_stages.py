@@ -83,8 +83,8 @@ def load_or_make(path: Path, make: Callable[[], Outcome]) -> Outcome:
         except OSError as error:
             raise UsageError(f"work: cannot write {path} ({error.strerror})") from error
     try:
-        with np.load(path) as stored:
-            return Outcome(**{name: stored[name].astype(float) for name in Outcome.__slots__})
+        with np.load(path) as file:
+            return Outcome(**{name: file[name].astype(float) for name in Outcome.__slots__})
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise UsageError(f"work: cannot read {path} ({error}); remove the file") from error
 
@@ -115,12 +115,12 @@ def description(value: Any) -> object:
     if isinstance(value, list | tuple):
         return tuple(map(description, value))
     if isinstance(value, FunctionType):
-        bound = [cell.cell_contents for cell in value.__closure__ or ()]
-        bound = [part for part in bound if part is not value]
+        values = [cell.cell_contents for cell in value.__closure__ or ()]
+        values = [part for part in values if part is not value]
         code = value.__code__
         if value.__name__ == "<lambda>":
-            bound += [code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]]
-        return (_name(value), description((value.__defaults__, value.__kwdefaults__, bound)))
+            values += [code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")]]
+        return (_name(value), description((value.__defaults__, value.__kwdefaults__, values)))
     if isinstance(value, MethodType):
         return (_name(value), description(value.__self__))
     if hasattr(value, "__qualname__"):
@@ -128,7 +128,7 @@ def description(value: Any) -> object:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-RECORDED = {
+FORMER_MODULES = {
     "esper_lab.mnist1d": "esper.runtime.mnist1d",
     "esper_lab.shifts": "esper.runtime.shifts",
 }
@@ -136,4 +136,4 @@ RECORDED = {
 
 
 def _name(value: Any) -> str:
-    return f"{RECORDED.get(value.__module__, value.__module__)}.{value.__qualname__}"
+    return f"{FORMER_MODULES.get(value.__module__, value.__module__)}.{value.__qualname__}"

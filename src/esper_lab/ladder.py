@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from esper.simic.growth.environment import GrowthEnv
@@ -22,18 +23,17 @@ from esper_lab.controls import (
 )
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
-from esper_lab.joining import joined
 from esper_lab.kept_stages import OnBatch, Stages
 from esper_lab.plans import NEVER, library
 from esper_lab.play import Hosts, Outcome, Population, Rules, play, play_plans
 from esper_lab.shipped_controls import ShippedControls, shipped_controls
 from esper_lab.trials import variants_of
-from esper_lab.without_looking import Recording, blind_twin, recorded, yoked
+from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 
 RULE = "rule"
 """Name of a policy that stands for the controls alone."""
 
-Made = Callable[[GrowthEnv], Actor]
+ActorFactory = Callable[[GrowthEnv], Actor]
 """Makes the actor of an environment of consecutive hosts."""
 
 
@@ -55,19 +55,19 @@ def usable_controls(
     Raises:
         UsageError: the file is damaged.
     """
-    stored = shipped_controls(suite)
-    if stored is None:
+    controls = shipped_controls(suite)
+    if controls is None:
         return None, None
 
     def of_other_hosts() -> bool:
-        parts = evaluation_hosts(suite, stored.training_hosts, stored.hosts, threads=1)
-        return [controls_identity(hosts, library()) for hosts in parts] != [stored.identity]
+        parts = evaluation_hosts(suite, controls.training_hosts, controls.hosts, threads=1)
+        return [controls_identity(hosts, library()) for hosts in parts] != [controls.identity]
 
     why = None
-    if training != stored.training_hosts:
-        why = f"were tuned on {stored.training_hosts} hosts"
-    elif fresh > stored.hosts:
-        why = f"are of {stored.hosts} hosts"
+    if training != controls.training_hosts:
+        why = f"were tuned on {controls.training_hosts} hosts"
+    elif fresh > controls.hosts:
+        why = f"are of {controls.hosts} hosts"
     elif random_plans > 0:
         why = "have no random schedules"
     elif tuple(splits) != SPLITS:
@@ -76,7 +76,7 @@ def usable_controls(
         why = "are of other tasks, plans or rules"
     if why is not None:
         return None, f"The controls are played here, because those that ship with Esper {why}."
-    return stored, None
+    return controls, None
 
 
 def evaluate(
@@ -87,7 +87,7 @@ def evaluate(
     members: int,
     work: Path,
     on_batch: OnBatch = lambda stage, done, total: None,
-    shipped: ShippedControls | None = None,
+    controls: ShippedControls | None = None,
 ) -> Evaluation:
     """Play the controls and a policy on the same hosts.
 
@@ -99,7 +99,7 @@ def evaluate(
         members: episodes per host of a policy that samples its actions.
         work: directory in which finished stages are kept; they are not repeated.
         on_batch: see ``OnBatch``; of several parts, the stages say which.
-        shipped: controls of these hosts, or of more, that need not be played; of one part only.
+        controls: those of these hosts, or of more, that need not be played; of one part only.
 
     Raises:
         UsageError: the policy does not exist or has no usable checkpoint, or a finished stage
@@ -109,23 +109,23 @@ def evaluate(
     if grower is not None and grower.learned:
         grower.agent(parts[0].fresh.seed)  # its errors should come before the controls are played
     plans, origin = library(random_plans), None
-    found = []
+    evaluations = []
     for number, hosts in enumerate(parts, 1):
-        place = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
+        suffix = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
 
-        def told(stage: str, done: int, total: int, place: str = place) -> None:
-            on_batch(f"{stage}{place}", done, total)
+        def report(stage: str, done: int, total: int, suffix: str = suffix) -> None:
+            on_batch(f"{stage}{suffix}", done, total)
 
-        scored = replace(hosts.fresh, data_seed=ORDERS[0])
-        if shipped is None:
-            rungs = control_rungs(play_controls(hosts, plans, work, told), hosts, plans)
+        population = replace(hosts.fresh, data_seed=ORDERS[0])
+        if controls is None:
+            rungs = control_rungs(play_controls(hosts, plans, work, report), hosts, plans)
         else:
-            rungs = shipped.first(scored.tasks)
-            origin = f"{shipped.origin}; {_compared(rungs[0], scored)}"
+            rungs = controls.first(population.tasks)
+            origin = f"{controls.origin}; {_difference_text(rungs[0], population)}"
         if grower is not None:
-            rungs += policy_rungs(grower, scored, members, Stages(work, told))
+            rungs += policy_rungs(grower, population, members, Stages(work, report))
         variants = variants_of(hosts.training)
-        found.append(
+        evaluations.append(
             Evaluation(
                 policy=policy,
                 suite=suite,
@@ -140,7 +140,35 @@ def evaluate(
                 rents=[task.rent for task in hosts.fresh.tasks],
             )
         )
-    return joined(found)
+    return join_parts(evaluations)
+
+
+def join_parts(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The evaluations of several parts as one; rungs that a part lacks are left out.
+
+    What does not differ by host is that of the first part.
+    """
+    tables = [{rung.name: rung for rung in part.rungs} for part in evaluations]
+    first = evaluations[0]
+    names = [rung.name for rung in first.rungs if all(rung.name in table for table in tables)]
+    return msgspec.structs.replace(
+        first,
+        tasks=[task for part in evaluations for task in part.tasks],
+        rungs=[join_rungs([table[name] for table in tables]) for name in names],
+        splits=[split for part in evaluations for split in part.splits],
+        rents=[price for part in evaluations for price in part.rents],
+    )
+
+
+def join_rungs(rungs: Sequence[Rung]) -> Rung:
+    """The same rung on the hosts of several parts as one."""
+    names = "utility", "validation", "added", "chosen", "score"
+    columns = {
+        name: [value for rung in rungs for value in getattr(rung, name)]
+        for name in names
+        if getattr(rungs[0], name) is not None
+    }
+    return msgspec.structs.replace(rungs[0], **columns)
 
 
 def _tuned_on(parts: Sequence[Hosts]) -> int:
@@ -152,18 +180,18 @@ def _tuned_on(parts: Sequence[Hosts]) -> int:
     return sum(len(population.tasks) for population in populations)
 
 
-def _compared(never: Rung, scored: Population) -> str:
+def _difference_text(never: Rung, population: Population) -> str:
     """How far hosts that were played elsewhere differ from those that are played here.
 
     Another processor rounds otherwise, which also changes the hosts that were trained before.
     """
-    here = play_plans(scored, (NEVER,)).test_utility[:, 0]
-    difference = round(100.0 * float(np.mean(here - np.array(never.utility))), 1) + 0.0
+    utility = play_plans(population, (NEVER,)).test_utility[:, 0]
+    difference = round(100.0 * float(np.mean(utility - np.array(never.utility))), 1) + 0.0
     return f"never growing differs here by {difference:+.1f} points"
 
 
 def policy_rungs(
-    grower: GrowingPolicy, scored: Population, members: int, stages: Stages
+    grower: GrowingPolicy, population: Population, members: int, stages: Stages
 ) -> list[Rung]:
     """The rungs of a policy; those of a learned one with its blind twin and its yoked copy.
 
@@ -183,24 +211,26 @@ def policy_rungs(
         def actor(env: GrowthEnv, greedy: bool = way == "greedy") -> Actor:
             return grower.actor(env, greedy)
 
-        def played(stage: str, made: Sequence[Made], count: int = count) -> list[Outcome]:
-            players = [(grower.identity, rules, m) for m in range(len(made) * count)]
+        def outcomes_of(
+            stage: str, actors: Sequence[ActorFactory], count: int = count
+        ) -> list[Outcome]:
+            players = [(grower.identity, rules, m) for m in range(len(actors) * count)]
 
             def make(done: Callable[[int], None]) -> Outcome:
-                parts = [play(scored, one, count, rules, done) for one in made]
+                parts = [play(population, one, count, rules, done) for one in actors]
                 return Outcome.join(parts, axis=1)
 
-            outcome = stages.load_or_play(stage, scored, players, make)
-            return [outcome.members(i * count, (i + 1) * count) for i in range(len(made))]
+            outcome = stages.load_or_play(stage, population, players, make)
+            return [outcome.members(i * count, (i + 1) * count) for i in range(len(actors))]
 
         if not grower.learned:
-            (alone,) = played(f"{way} policy", [actor])
+            (alone,) = outcomes_of(f"{way} policy", [actor])
             rungs.append(rung_of(f"policy, {way}", alone, policy=True))
             continue
         recordings: list[Recording] = []
-        pair = recorded(actor, recordings), yoked(recordings)
-        policy, copy = played(f"{way} policy and yoked copy", pair)
-        (blind,) = played(f"{way} blind twin", [blind_twin(actor)])
+        pair = record(actor, recordings), yoked_copy(recordings)
+        policy, copy = outcomes_of(f"{way} policy and yoked copy", pair)
+        (blind,) = outcomes_of(f"{way} blind twin", [blind_twin(actor)])
         rungs.append(rung_of(f"policy, {way}", policy, policy=True))
         rungs += [rung_of(f"blind twin, {way}", blind), rung_of(f"yoked copy, {way}", copy)]
     return rungs

@@ -31,87 +31,89 @@ def ladders(run: Path, label: str) -> tuple[list[Picture], list[Table], list[str
     Returns:
         pictures and tables; and why other files were refused.
     """
-    found, refused = [], []
+    evaluations, refusals = [], []
     for path in sorted((run / LADDERS).glob("*.json")):
         try:
             evaluation = read_evaluation(path)
         except UsageError as error:
-            refused.append(str(error))
+            refusals.append(str(error))
             continue
         if evaluation.suite == path.stem:
-            found.append(msgspec.structs.replace(evaluation, policy=label))
+            evaluations.append(msgspec.structs.replace(evaluation, policy=label))
         else:
-            refused.append(f"evaluation: {path} is of {evaluation.suite}; rename it")
-    tables = [table for evaluation in found for table in ladder_tables(evaluation)]
-    return [ladder_picture(evaluation) for evaluation in found], tables, refused
+            refusals.append(f"evaluation: {path} is of {evaluation.suite}; rename it")
+    tables = [table for evaluation in evaluations for table in ladder_tables(evaluation)]
+    return [ladder_picture(evaluation) for evaluation in evaluations], tables, refusals
 
 
-def ladder_picture(found: Evaluation) -> Picture:
+def ladder_picture(evaluation: Evaluation) -> Picture:
     """Utility of every rung with its interval, the policy in colour; below it the front.
 
     The front is accuracy against parameters added, a point for each third of the price.
     """
-    rows, priced = steps(found), front(found)
-    whole = 0.6 + 0.27 * len(rows) + (FRONT_HEIGHT if priced else 0.0)
-    figure = new_figure(height=whole, left=MARGIN)
+    rows, front_rows = steps(evaluation), front(evaluation)
+    total_height = 0.6 + 0.27 * len(rows) + (FRONT_HEIGHT if front_rows else 0.0)
+    figure = new_figure(height=total_height, left=MARGIN)
     axes = figure.add_subplot(xlabel="utility on the test split, points")
-    for place, row in enumerate(rows):
+    for rank, row in enumerate(rows):
         mean, low, high = row.utility
         colour = SERIES[0] if row.rung.policy else MUTED
-        axes.plot([low, high], [place, place], color=colour, linewidth=2.0)
-        axes.plot(mean, place, "o", color=colour)
+        axes.plot([low, high], [rank, rank], color=colour, linewidth=2.0)
+        axes.plot(mean, rank, "o", color=colour)
     axes.set_yticks(range(len(rows)), [row.rung.name for row in rows])
     text = (
-        f"Mean over {len(found.tasks)} fresh hosts of {found.suite}, with 95 % intervals over "
-        f"hosts. Rules were tuned on {found.training_hosts} other hosts."
+        f"Mean over {len(evaluation.tasks)} fresh hosts of {evaluation.suite}, with 95 % intervals "
+        f"over hosts. Rules were tuned on {evaluation.training_hosts} other hosts."
     )
-    if priced:
+    if front_rows:
         box = axes.get_position()
-        bottom = (FRONT_HEIGHT + BELOW) / whole
+        bottom = (FRONT_HEIGHT + BELOW) / total_height
         axes.set_position((box.x0, bottom, box.width, box.y1 - bottom))
-        height = FRONT_HEIGHT - GAP
-        _draw_front(figure.add_axes((box.x0, BELOW / whole, box.width, height / whole)), priced)
+        size = box.width, (FRONT_HEIGHT - GAP) / total_height
+        _draw_front(figure.add_axes((box.x0, BELOW / total_height, *size)), front_rows)
         text += (
             " Below: mean accuracy and parameters added in each third of the prices; the larger "
             "the point, the higher the price."
         )
-    return picture(figure, f"{found.policy} on {found.suite}", text)
+    return picture(figure, f"{evaluation.policy} on {evaluation.suite}", text)
 
 
 def _draw_front(axes: Axes, rows: list[PricedRung]) -> None:
     names = list(dict.fromkeys(row.rung for row in rows))
     policies = [name for name in names if name.startswith("policy")]
     for number, name in enumerate(names):
-        own = [row for row in rows if row.rung == name]
-        added, score = ([getattr(row, field)[0] for row in own] for field in ("added", "score"))
+        thirds = [row for row in rows if row.rung == name]
+        parameters, score = (
+            [getattr(row, field)[0] for row in thirds] for field in ("added", "score")
+        )
         colour = SERIES[policies.index(name)] if name in policies else MUTED
-        axes.plot(added, score, DASHES[number % len(DASHES)], color=colour, label=name)
-        for place, point in enumerate(zip(added, score, strict=True)):
-            axes.plot(*point, "o", color=colour, markersize=3.0 + 2.0 * place)
+        axes.plot(parameters, score, DASHES[number % len(DASHES)], color=colour, label=name)
+        for third, point in enumerate(zip(parameters, score, strict=True)):
+            axes.plot(*point, "o", color=colour, markersize=3.0 + 2.0 * third)
     axes.set_xlabel("parameters added")
     axes.set_ylabel("test accuracy, %")
     axes.legend(loc="center right", bbox_to_anchor=(-0.22, 0.5))
 
 
-def ladder_tables(found: Evaluation) -> list[Table]:
+def ladder_tables(evaluation: Evaluation) -> list[Table]:
     """The rungs over all hosts, by price if it was drawn, and by task if there are several."""
-    title = f"{found.policy} on {found.suite}"
-    parts = (headroom_text(found), differences_text(found), budget_text(found))
+    title = f"{evaluation.policy} on {evaluation.suite}"
+    parts = (headroom_text(evaluation), differences_text(evaluation), budget_text(evaluation))
     text = " ".join(part for part in parts if part)
-    if found.shipped is not None:
-        text += f" The controls ship with Esper ({found.shipped})."
-    tables = [_table(found, title, text, None)]
-    priced = front(found)
-    if priced:
-        tables.append(_front_table(title, priced))
-    names = list(dict.fromkeys(found.tasks))
+    if evaluation.shipped is not None:
+        text += f" The controls ship with Esper ({evaluation.shipped})."
+    tables = [_table(evaluation, title, text, None)]
+    front_rows = front(evaluation)
+    if front_rows:
+        tables.append(_front_table(title, front_rows))
+    names = list(dict.fromkeys(evaluation.tasks))
     if len(names) > 1:
-        tables += [_table(found, f"{title}: {name}", "", name) for name in names]
+        tables += [_table(evaluation, f"{title}: {name}", "", name) for name in names]
     return tables
 
 
-def _table(found: Evaluation, title: str, text: str, task: str | None) -> Table:
-    rows = steps(found, None if task is None else np.array(found.tasks) == task)
+def _table(evaluation: Evaluation, title: str, text: str, task: str | None) -> Table:
+    rows = steps(evaluation, None if task is None else np.array(evaluation.tasks) == task)
     return Table(title, text, ["rung", *HEADS], [[r.rung.name, *step_cells(r)] for r in rows])
 
 

@@ -37,12 +37,12 @@ def units(values: ArrayLike, splits: Sequence[int | None]) -> NDArray[np.float64
         values: one number per host.
         splits: seed of the split of each host's data, ``[H]``.
     """
-    given = np.asarray(values, dtype=float)
+    numbers = np.asarray(values, dtype=float)
     seeds = {seed for seed in splits if seed is not None}
     if len(seeds) < 2 or None in splits:
-        return given
-    own = np.array(splits)
-    return np.stack([given[..., own == seed].mean(-1) for seed in sorted(seeds)], -1)
+        return numbers
+    split_of_host = np.array(splits)
+    return np.stack([numbers[..., split_of_host == seed].mean(-1) for seed in sorted(seeds)], -1)
 
 
 def points(values: ArrayLike, splits: Sequence[int | None]) -> Points:
@@ -84,11 +84,11 @@ class Step:
     added: float
 
 
-def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
+def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
     """The rungs of an evaluation over all hosts, or over the hosts ``where``, bool ``[H]``."""
-    rows = np.ones(len(found.tasks), dtype=bool) if where is None else where
-    splits = [split for split, counts in zip(found.splits, rows, strict=True) if counts]
-    never = found.rungs[0]
+    rows = np.ones(len(evaluation.tasks), dtype=bool) if where is None else where
+    splits = [split for split, counts in zip(evaluation.splits, rows, strict=True) if counts]
+    never = evaluation.rungs[0]
 
     def over_units(values: ArrayLike) -> Points:
         return points(np.asarray(values)[rows], splits)
@@ -101,7 +101,7 @@ def steps(found: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Ste
             over_units(np.subtract(rung.validation, never.validation)),
             float(units(np.array(rung.added)[rows], splits).mean()),
         )
-        for rung in found.rungs
+        for rung in evaluation.rungs
     ]
 
 
@@ -142,7 +142,7 @@ class Headroom:
     @property
     def lacking(self) -> list[str]:
         """What the gate asks for and is not there, in words: see ``docs/evaluation.md``."""
-        asked = {
+        conditions = {
             "never growing best on 20 to 60 % of the hosts": 0.2 <= self.never <= 0.6,
             "four plans that are best on 10 % or more": self.plans >= 4,
             "4 points above the blind rules, with a lower end of 2": self.over_blind[0] >= 4.0
@@ -150,7 +150,7 @@ class Headroom:
             "2 points above the rules that look, with a lower end of 1": self.over_looking[0] >= 2.0
             and self.over_looking[1] >= 1.0,
         }
-        return [name for name, there in asked.items() if not there]
+        return [name for name, holds in conditions.items() if not holds]
 
     @property
     def passes(self) -> bool:
@@ -158,31 +158,33 @@ class Headroom:
         return not self.lacking
 
 
-def headroom(found: Evaluation) -> Headroom:
+def headroom(evaluation: Evaluation) -> Headroom:
     """The headroom of the suite; the opponents are the best of their kind on these hosts."""
-    clairvoyant = best_rung(found.rungs, [CLAIRVOYANT])
+    clairvoyant = best_rung(evaluation.rungs, [CLAIRVOYANT])
     assert clairvoyant is not None
-    shares = np.bincount(clairvoyant.chosen or [], minlength=len(found.plans)) / len(found.tasks)
+    shares = np.bincount(clairvoyant.chosen or [], minlength=len(evaluation.plans)) / len(
+        evaluation.tasks
+    )
 
     def above(names: Sequence[str]) -> Points:
-        rung = best_rung(found.rungs, names)
+        rung = best_rung(evaluation.rungs, names)
         assert rung is not None
-        return points(np.subtract(clairvoyant.utility, rung.utility), found.splits)
+        return points(np.subtract(clairvoyant.utility, rung.utility), evaluation.splits)
 
-    trained = best_rung(found.rungs, WITHOUT_GROWING)
+    best_training = best_rung(evaluation.rungs, WITHOUT_GROWING)
     return Headroom(
         never=float(shares[0]),
         plans=int((shares >= OFTEN).sum()),
         over_blind=above(BLIND),
         over_looking=above(LOOKING),
-        over_training=None if trained is None else above([trained.name]),
-        best_training=None if trained is None else trained.name,
+        over_training=None if best_training is None else above([best_training.name]),
+        best_training=None if best_training is None else best_training.name,
     )
 
 
-def headroom_text(found: Evaluation) -> str:
+def headroom_text(evaluation: Evaluation) -> str:
     """Return the headroom of an evaluation in two or three sentences."""
-    room = headroom(found)
+    room = headroom(evaluation)
     text = (
         f"Never growing is best on {100 * room.never:.0f} % of the hosts; {room.plans} plans are "
         "best on 10 % or more. The clairvoyant is above the best blind rule by "

@@ -45,8 +45,8 @@ def mnist1d(
     """
     if not 1 <= labels <= TRAINING:
         raise ValueError(f"labels must lie in [1, {TRAINING}], got {labels}")
-    sequences = _sequences(correlated_noise, shear, translation, shuffled)
-    (images, test_images), (targets, test_targets) = sequences
+    splits = _generate(correlated_noise, shear, translation, shuffled)
+    (images, test_images), (targets, test_targets) = splits
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(images)))
     validation, train = order[:VALIDATION], order[VALIDATION : VALIDATION + labels]
     return Dataset(
@@ -64,7 +64,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @cache
-def _sequences(noise: float, shear: float, translation: int, shuffled: bool) -> tuple[Pair, Pair]:
+def _generate(noise: float, shear: float, translation: int, shuffled: bool) -> tuple[Pair, Pair]:
     """Inputs and labels, each of the training and the test part of the package."""
     try:
         from mnist1d.data import get_dataset_args, make_dataset
@@ -78,15 +78,15 @@ def _sequences(noise: float, shear: float, translation: int, shuffled: bool) -> 
     # The package seeds the global generators, which belong to the user.
     states = random.getstate(), np.random.get_state()
     try:
-        arrays = make_dataset(settings)
+        data = make_dataset(settings)
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
 
     def images(name: str) -> torch.Tensor:
-        return torch.from_numpy(arrays[name].astype(np.float32)).view(-1, LENGTH, 1, 1)
+        return torch.from_numpy(data[name].astype(np.float32)).view(-1, LENGTH, 1, 1)
 
     def labels(name: str) -> torch.Tensor:
-        return torch.from_numpy(arrays[name].astype(np.int64))
+        return torch.from_numpy(data[name].astype(np.int64))
 
     return (images("x"), images("x_test")), (labels("y"), labels("y_test"))

@@ -20,7 +20,7 @@ STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
 SIZES = 0.0, 1 / 3, 2 / 3
 """Sizes of seeds in the systematic plans, see ``PlannedSeed``."""
-PLACES = {"first": 0.0, "middle": 0.5, "last": 1.0}
+POSITIONS = {"first": 0.0, "middle": 0.5, "last": 1.0}
 """Slots of the systematic plans, whose observations rules see; of two slots the first one is also
 the middle one."""
 _LATEST = 0.7
@@ -78,18 +78,18 @@ def library(random: int = 0) -> tuple[Plan, ...]:
     plans = [NEVER]
     for start in STARTS:
         for size in SIZES:
-            for name, position in PLACES.items():
+            for name, position in POSITIONS.items():
                 seed = PlannedSeed(position, size, start)
                 plans.append(Plan(f"size {size:.2f} in the {name} slot from {start:.2f}", (seed,)))
     for start in STARTS[:2]:
         for size in SIZES[:2]:
-            seeds = tuple(PlannedSeed(position, size, start) for position in PLACES.values())
+            seeds = tuple(PlannedSeed(position, size, start) for position in POSITIONS.values())
             name = f"size {size:.2f} in every slot at once from {start:.2f}"
             plans.append(Plan(name, seeds, at_once=True))
-    return (*plans, *(_drawn(number) for number in range(random)))
+    return (*plans, *(_random_plan(number) for number in range(random)))
 
 
-def _drawn(number: int) -> Plan:
+def _random_plan(number: int) -> Plan:
     draws = np.random.default_rng([2, number])
     seeds = tuple(
         PlannedSeed(

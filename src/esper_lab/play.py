@@ -16,7 +16,7 @@ from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
-from esper_lab.plans import NEVER, PLACES, Plan, schedule, slot_at
+from esper_lab.plans import NEVER, POSITIONS, Plan, schedule, slot_at
 
 Floats = NDArray[np.float64]
 ROWS = 512
@@ -97,8 +97,8 @@ class Outcome:
     def join(cls, parts: Sequence["Outcome"], axis: int) -> "Outcome":
         """The outcomes of further hosts (axis 0), or of further members (axis 1)."""
         names = [name for name in cls.__slots__ if axis == 0 or name != "features"]
-        joined = {name: np.concatenate([getattr(p, name) for p in parts], axis) for name in names}
-        return cls(**({"features": parts[0].features} | joined))
+        outcome = {name: np.concatenate([getattr(p, name) for p in parts], axis) for name in names}
+        return cls(**({"features": parts[0].features} | outcome))
 
     def members(self, begin: int, end: int) -> "Outcome":
         """The outcomes of the members ``begin`` to ``end``, with the features of the first."""
@@ -123,20 +123,20 @@ def play_plans(
     in_turn = [i for i, plan in enumerate(plans) if not plan.at_once]
     at_once = [i for i, plan in enumerate(plans) if plan.at_once]
     parts = []
-    for places in filter(None, (in_turn, at_once)):
-        chosen = tuple(plans[i] for i in places)
+    for indices in filter(None, (in_turn, at_once)):
+        group = tuple(plans[i] for i in indices)
 
-        def actor(env: GrowthEnv, chosen: tuple[Plan, ...] = chosen) -> Actor:
-            rows = [schedule(chosen, task) for task in tasks_of_groups(env)]
+        def actor(env: GrowthEnv, group: tuple[Plan, ...] = group) -> Actor:
+            rows = [schedule(group, task) for task in tasks_of_groups(env)]
             return ScheduleActor(Schedule.stacked(rows))
 
-        rules = Rules(one_at_a_time=places is in_turn)
-        parts.append(play(population, actor, len(chosen), rules, on_batch))
-    joined = Outcome.join(parts, axis=1)
+        rules = Rules(one_at_a_time=indices is in_turn)
+        parts.append(play(population, actor, len(group), rules, on_batch))
+    outcome = Outcome.join(parts, axis=1)
     order = np.argsort([*in_turn, *at_once])
     return Outcome(
         **{
-            name: getattr(joined, name) if name == "features" else getattr(joined, name)[:, order]
+            name: getattr(outcome, name) if name == "features" else getattr(outcome, name)[:, order]
             for name in Outcome.__slots__
         }
     )
@@ -160,15 +160,15 @@ def play(
         rules: rules of growth.
         on_batch: called with the number of episodes of every finished batch.
     """
-    found = []
+    outcomes = []
     hosts = len(population.tasks)
     batches = -(-hosts // max(1, ROWS // members))
     ends = [hosts * batch // batches for batch in range(batches + 1)]
     for begin, end in pairwise(ends):
         tasks = population.tasks[begin:end]
-        found.append(_batch(population, begin, tasks, actor, members, rules))
+        outcomes.append(_batch(population, begin, tasks, actor, members, rules))
         on_batch(len(tasks) * members)
-    return Outcome.join(found, axis=0)
+    return Outcome.join(outcomes, axis=0)
 
 
 def _batch(
@@ -194,8 +194,8 @@ def _batch(
     )
     first = (population.first + begin) * members
     identities = torch.arange(first, first + len(tasks) * members)
-    assigned = torch.tensor([different.index(task) for task in tasks]).repeat_interleave(members)
-    env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assigned=assigned)
+    assignment = torch.tensor([different.index(task) for task in tasks]).repeat_interleave(members)
+    env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assigned=assignment)
     last: list[Step] = []
 
     def keep(t: int, actions: torch.Tensor, step: Step) -> None:
@@ -208,9 +208,9 @@ def _batch(
         part[:, ::members] for part in (rollout.observation.host, rollout.observation.slots)
     )
     counts = [len(task.host.slots) for task in tasks]
-    places = torch.tensor([[slot_at(p, count) for p in PLACES.values()] for count in counts])
-    chosen = slots[:, torch.arange(len(tasks))[:, None], places]
-    seen = torch.cat([host, chosen.flatten(2)], 2).transpose(0, 1)
+    indices = torch.tensor([[slot_at(p, count) for p in POSITIONS.values()] for count in counts])
+    group = slots[:, torch.arange(len(tasks))[:, None], indices]
+    features = torch.cat([host, group.flatten(2)], 2).transpose(0, 1)
 
     def table(values: torch.Tensor) -> Floats:
         return values.double().view(len(tasks), members).numpy()
@@ -222,7 +222,7 @@ def _batch(
         validation_score=table(report.score),
         test_accuracy=table(report.test.accuracy),
         added=table(report.added),
-        features=seen.double().numpy(),
+        features=features.double().numpy(),
     )
 
 

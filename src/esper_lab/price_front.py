@@ -23,14 +23,14 @@ FRONT_HEADS = "parameters", "accuracy, %", "utility, points"
 """What ``front_cells`` holds."""
 
 
-def front(found: Evaluation) -> list[PricedRung]:
+def front(evaluation: Evaluation) -> list[PricedRung]:
     """Never growing, the best rule, the clairvoyant and the policy by thirds of the price.
 
     The rule is the best over all hosts. The list is empty if fewer than three prices were drawn or
     scores were not recorded.
     """
-    rents = np.array(found.rents)
-    rungs = _rungs(found)
+    rents = np.array(evaluation.rents)
+    rungs = _rungs(evaluation)
     if any(rung.score is None for rung in rungs) or len(np.unique(rents)) < 3:
         return []
     edges = np.quantile(rents, [1 / 3, 2 / 3])
@@ -38,10 +38,10 @@ def front(found: Evaluation) -> list[PricedRung]:
     rows = []
     for third in np.unique(thirds):
         where = thirds == third
-        splits = [split for split, counts in zip(found.splits, where, strict=True) if counts]
+        splits = [split for split, counts in zip(evaluation.splits, where, strict=True) if counts]
         prices = float(rents[where].min()), float(rents[where].max())
         for rung in rungs:
-            added, score, utility = (
+            parameters, score, utility = (
                 np.array(column)[where] for column in (rung.added, rung.score, rung.utility)
             )
             # ``points`` are hundredths, and parameters are counted.
@@ -50,7 +50,7 @@ def front(found: Evaluation) -> list[PricedRung]:
                     rung.name,
                     prices,
                     int(where.sum()),
-                    points(added / 100.0, splits),
+                    points(parameters / 100.0, splits),
                     points(score, splits),
                     points(utility, splits),
                 )
@@ -58,10 +58,10 @@ def front(found: Evaluation) -> list[PricedRung]:
     return rows
 
 
-def _rungs(found: Evaluation) -> list[Rung]:
+def _rungs(evaluation: Evaluation) -> list[Rung]:
     names = NEVER_GROW, CLAIRVOYANT
-    best = best_rung(found.rungs, RULES)
-    return [rung for rung in found.rungs if rung.policy or rung is best or rung.name in names]
+    best = best_rung(evaluation.rungs, RULES)
+    return [rung for rung in evaluation.rungs if rung.policy or rung is best or rung.name in names]
 
 
 def price_range(row: PricedRung) -> str:

@@ -38,7 +38,7 @@ class Recipe(msgspec.Struct, frozen=True, omit_defaults=True):
         return replace(task, **msgspec.structs.asdict(self))
 
 
-class Tuned(msgspec.Struct, frozen=True):
+class TunedRecipes(msgspec.Struct, frozen=True):
     """The tuned recipes of a task.
 
     Attributes:
@@ -55,11 +55,11 @@ class Tuned(msgspec.Struct, frozen=True):
 
 
 @cache
-def read_tuned(table: Path = TABLE) -> dict[str, Tuned]:
+def read_tuned(table: Path = TABLE) -> dict[str, TunedRecipes]:
     """The tuned recipes by name of the task; tasks that were not tuned are absent.
 
     Raises:
         OSError: there is no such file.
         msgspec.ValidationError: the file does not have the format of the benchmark.
     """
-    return msgspec.json.decode(table.read_bytes(), type=dict[str, Tuned])
+    return msgspec.json.decode(table.read_bytes(), type=dict[str, TunedRecipes])

@@ -65,11 +65,9 @@ class TrainingOutcomes:
         length = self.features.shape[1]
         return sorted({int(start) for start in self.starts if start < length})
 
-    def rows(self, chosen: NDArray[np.bool_] | Choices) -> "TrainingOutcomes":
-        """The given hosts."""
-        return TrainingOutcomes(
-            self.utility[chosen], self.features[chosen], self.starts, self.kinds
-        )
+    def rows(self, hosts: NDArray[np.bool_] | Choices) -> "TrainingOutcomes":
+        """The outcomes of ``hosts`` alone."""
+        return TrainingOutcomes(self.utility[hosts], self.features[hosts], self.starts, self.kinds)
 
 
 class Regressor(Protocol):
@@ -109,9 +107,9 @@ def one_look(outcomes: TrainingOutcomes) -> Rule:
         open_plans = np.flatnonzero(outcomes.starts >= step)
         utility = outcomes.utility[:, open_plans]
         for feature in range(outcomes.features.shape[2]):
-            found = _cut(outcomes.features[:, step, feature], utility)
-            if found is not None and found[0] > best:
-                best, threshold, below, above = found
+            cut = _cut(outcomes.features[:, step, feature], utility)
+            if cut is not None and cut[0] > best:
+                best, threshold, below, above = cut
                 rule = _threshold(
                     step, feature, threshold, int(open_plans[below]), int(open_plans[above])
                 )
@@ -125,17 +123,18 @@ def _threshold(step: int, feature: int, threshold: float, below: int, above: int
 def _cut(values: Floats, utility: Floats) -> tuple[float, float, int, int] | None:
     """The best threshold on ``values [H]``: total utility, threshold, plans below and above it."""
     order = values.argsort(kind="stable")
-    ordered, sums = values[order], utility[order].cumsum(0)
-    places = np.unique(np.linspace(0, len(values) - 1, CUTS + 2).round().astype(int)[1:-1])
-    places = places[ordered[places] < ordered[-1]]
-    places = np.unique(np.searchsorted(ordered, ordered[places], side="right") - 1)
-    if len(places) == 0:
+    sorted_values, sums = values[order], utility[order].cumsum(0)
+    positions = np.unique(np.linspace(0, len(values) - 1, CUTS + 2).round().astype(int)[1:-1])
+    positions = positions[sorted_values[positions] < sorted_values[-1]]
+    ends = np.searchsorted(sorted_values, sorted_values[positions], side="right")
+    positions = np.unique(ends - 1)
+    if len(positions) == 0:
         return None
-    below, above = sums[places], sums[-1] - sums[places]
+    below, above = sums[positions], sums[-1] - sums[positions]
     totals = below.max(1) + above.max(1)
     cut = int(totals.argmax())
-    place = places[cut]
-    threshold = float((ordered[place] + ordered[place + 1]) / 2.0)
+    position = positions[cut]
+    threshold = float((sorted_values[position] + sorted_values[position + 1]) / 2.0)
     return float(totals[cut]), threshold, int(below[cut].argmax()), int(above[cut].argmax())
 
 
@@ -155,13 +154,13 @@ def trigger(outcomes: TrainingOutcomes) -> Rule:
         values = outcomes.features[:, looks, feature]
         for sign in (1.0, -1.0):
             for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
-                fired = sign * values > threshold
-                first = np.where(fired.any(1), fired.argmax(1), len(looks))
+                crossings = sign * values > threshold
+                first = np.where(crossings.any(1), crossings.argmax(1), len(looks))
                 worth = np.take_along_axis(worths, first[:, None, None], 2)[:, :, 0].mean(0)
                 if worth.max() > best:
                     best = float(worth.max())
-                    chosen = [*map(int, plans[int(worth.argmax())]), never]
-                    rule = _triggered(looks, feature, sign, float(threshold), chosen)
+                    sequence = [*map(int, plans[int(worth.argmax())]), never]
+                    rule = _trigger_rule(looks, feature, sign, float(threshold), sequence)
     return rule
 
 
@@ -181,12 +180,12 @@ def _by_start(outcomes: TrainingOutcomes) -> tuple[list[int], Choices]:
     return looks, np.array(complete if len(looks) > 1 else [], dtype=int)
 
 
-def _triggered(
+def _trigger_rule(
     looks: list[int], feature: int, sign: float, threshold: float, plans: Sequence[int]
 ) -> Rule:
     def rule(features: Floats) -> Choices:
-        fired = sign * features[:, looks, feature] > threshold
-        first = np.where(fired.any(1), fired.argmax(1), len(looks))
+        crossings = sign * features[:, looks, feature] > threshold
+        first = np.where(crossings.any(1), crossings.argmax(1), len(looks))
         return np.array(plans)[first]
 
     return rule
@@ -194,7 +193,7 @@ def _triggered(
 
 def tree(outcomes: TrainingOutcomes) -> Rule:
     """A small regression tree over the observations up to one look."""
-    return _learned(
+    return _regression_rule(
         outcomes,
         lambda: DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=5, random_state=0),
     )
@@ -202,23 +201,23 @@ def tree(outcomes: TrainingOutcomes) -> Rule:
 
 def forest(outcomes: TrainingOutcomes) -> Rule:
     """A random forest (Breiman, 2001) over the observations up to one look."""
-    return _learned(outcomes, _forest)
+    return _regression_rule(outcomes, _forest)
 
 
-def _learned(outcomes: TrainingOutcomes, model: Callable[[], Regressor]) -> Rule:
+def _regression_rule(outcomes: TrainingOutcomes, model: Callable[[], Regressor]) -> Rule:
     """Predict the utility of every plan and choose the best, at the look of the best validation."""
     folds = np.arange(len(outcomes.utility)) % FOLDS
 
-    def validated(step: int) -> float:
+    def validation_utility(step: int) -> float:
         worth = []
         for fold in range(FOLDS):
             rule = _at(outcomes.rows(folds != fold), step, model)
             held_out = outcomes.rows(folds == fold)
-            chosen = rule(held_out.features)
-            worth.append(held_out.utility[np.arange(len(chosen)), chosen])
+            choices = rule(held_out.features)
+            worth.append(held_out.utility[np.arange(len(choices)), choices])
         return float(np.concatenate(worth).mean())
 
-    return _at(outcomes, max(outcomes.looks, key=validated), model)
+    return _at(outcomes, max(outcomes.looks, key=validation_utility), model)
 
 
 def stopping(outcomes: TrainingOutcomes) -> Rule:
@@ -233,25 +232,25 @@ def stopping(outcomes: TrainingOutcomes) -> Rule:
     hosts = np.arange(len(value))
     stages: list[tuple[int, Choices, RandomForestRegressor, RandomForestRegressor]] = []
     for step in reversed(outcomes.looks):
-        seen, plans = _history(outcomes.features, step), np.flatnonzero(outcomes.starts == step)
+        history, plans = _history(outcomes.features, step), np.flatnonzero(outcomes.starts == step)
         begin, wait = _bagged_trees(), _bagged_trees()
-        gained = outcomes.utility[:, plans]
-        begin.fit(seen, gained if len(plans) > 1 else gained[:, 0])
-        wait.fit(seen, value)
-        predicted = begin.oob_prediction_.reshape(len(value), -1)
-        chosen = outcomes.utility[hosts, plans[_best(predicted)]]
-        value = np.where(predicted.max(1) > wait.oob_prediction_, chosen, value)
+        utilities = outcomes.utility[:, plans]
+        begin.fit(history, utilities if len(plans) > 1 else utilities[:, 0])
+        wait.fit(history, value)
+        predictions = begin.oob_prediction_.reshape(len(value), -1)
+        payoff = outcomes.utility[hosts, plans[_best(predictions)]]
+        value = np.where(predictions.max(1) > wait.oob_prediction_, payoff, value)
         stages.append((step, plans, begin, wait))
 
     def rule(features: Floats) -> Choices:
-        chosen = np.full(len(features), outcomes.never)
+        choices = np.full(len(features), outcomes.never)
         for step, plans, begin, wait in stages:
-            seen = _history(features, step)
-            predicted = begin.predict(seen).reshape(len(features), -1)
-            chosen = np.where(
-                predicted.max(1) > wait.predict(seen), plans[_best(predicted)], chosen
+            history = _history(features, step)
+            predictions = begin.predict(history).reshape(len(features), -1)
+            choices = np.where(
+                predictions.max(1) > wait.predict(history), plans[_best(predictions)], choices
             )
-        return chosen
+        return choices
 
     return rule
 
@@ -269,9 +268,9 @@ def _bagged_trees() -> RandomForestRegressor:
 
 def _at(outcomes: TrainingOutcomes, step: int, model: Callable[[], Regressor]) -> Rule:
     open_plans = np.flatnonzero(outcomes.starts >= step)
-    fitted = model()
-    fitted.fit(_history(outcomes.features, step), outcomes.utility[:, open_plans])
-    return lambda features: open_plans[_best(fitted.predict(_history(features, step)))]
+    regressor = model()
+    regressor.fit(_history(outcomes.features, step), outcomes.utility[:, open_plans])
+    return lambda features: open_plans[_best(regressor.predict(_history(features, step)))]
 
 
 def _history(features: Floats, step: int) -> Floats:
@@ -279,8 +278,8 @@ def _history(features: Floats, step: int) -> Floats:
     return features[:, sorted({0, step // 2, step})].reshape(len(features), -1)
 
 
-def _best(predicted: Floats) -> Choices:
-    return predicted.argmax(1)
+def _best(predictions: Floats) -> Choices:
+    return predictions.argmax(1)
 
 
 RULES: dict[str, Callable[[TrainingOutcomes], Rule]] = {

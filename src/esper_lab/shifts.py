@@ -65,11 +65,11 @@ class Shift:
         for name in ("train", "validation", "test"):
             images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
             noise = generator.standard_normal(images.shape)
-            same = np.random.default_rng(change)
+            draws = np.random.default_rng(change)
             if self.kind in LABEL_KINDS:
-                labels = torch.from_numpy(self._classes(same))[labels]
+                labels = torch.from_numpy(self._classes(draws))[labels]
             else:
-                images = self._images(images, noise, same)
+                images = self._images(images, noise, draws)
             splits |= {f"{name}_images": images, f"{name}_labels": labels}
         return replace(data, **splits)
 
@@ -83,31 +83,31 @@ class Shift:
                 level = 0.4 + 0.6 * strength
                 return (1.0 - 1.6 * level) * images + 0.8 * level
             case "rotation":
-                return rotated(images, draws.choice([-1.0, 1.0]) * (20.0 + 70.0 * strength))
+                return rotate(images, draws.choice([-1.0, 1.0]) * (20.0 + 70.0 * strength))
             case "translation":
                 pixels = 1 + round(strength)
                 down, right = ((1, 0), (-1, 0), (0, 1), (0, -1))[draws.integers(4)]
-                return translated(images, down * pixels, right * pixels)
+                return translate(images, down * pixels, right * pixels)
             case _:
                 side = 2 + round(2.0 * strength)
-                top, left = draws.integers(images.shape[1] - side + 1, size=2)
+                row, column = draws.integers(images.shape[1] - side + 1, size=2)
                 images = images.clone()
-                images[:, top : top + side, left : left + side] = 0.0
+                images[:, row : row + side, column : column + side] = 0.0
                 return images
 
     def _classes(self, draws: np.random.Generator) -> np.ndarray:
         """The new label of each class, int64 ``[CLASSES]``."""
         labels = np.arange(CLASSES)
         if self.kind == "permuted":
-            chosen = draws.choice(CLASSES, 3 + round(7.0 * self.strength), replace=False)
-            labels[chosen] = np.roll(chosen, 1)
+            classes = draws.choice(CLASSES, 3 + round(7.0 * self.strength), replace=False)
+            labels[classes] = np.roll(classes, 1)
         else:
             pairs = draws.choice(CLASSES, (1 + round(2.0 * self.strength), 2), replace=False)
             labels[pairs] = pairs[:, ::-1]
         return labels
 
 
-def rotated(images: Tensor, degrees: float) -> Tensor:
+def rotate(images: Tensor, degrees: float) -> Tensor:
     """Images ``[n, H, W, C]`` turned counter-clockwise, interpolated bilinearly, filled with 0."""
     angle = math.radians(degrees)
     turn = torch.tensor(
@@ -120,14 +120,14 @@ def rotated(images: Tensor, degrees: float) -> Tensor:
     return F.grid_sample(channels_first, grid, align_corners=False).permute(0, 2, 3, 1).contiguous()
 
 
-def translated(images: Tensor, down: int, right: int) -> Tensor:
+def translate(images: Tensor, down: int, right: int) -> Tensor:
     """Images ``[n, H, W, C]`` moved by whole pixels and filled with 0."""
-    moved = torch.zeros_like(images)
+    result = torch.zeros_like(images)
     height, width = images.shape[1:3]
-    moved[:, max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = images[
+    result[:, max(down, 0) : height + min(down, 0), max(right, 0) : width + min(right, 0)] = images[
         :, max(-down, 0) : height + min(-down, 0), max(-right, 0) : width + min(-right, 0)
     ]
-    return moved
+    return result
 
 
 @cache
@@ -139,19 +139,19 @@ def few_digits(labels: int, sample: int, seed: int = 0) -> Dataset:
     Raises:
         ValueError: there are not that many training images.
     """
-    whole = digits(seed=seed)
-    count = len(whole.train_labels)
+    data = digits(seed=seed)
+    count = len(data.train_labels)
     if not 1 <= labels <= count:
         raise ValueError(f"labels must lie in [1, {count}], got {labels}")
-    kept = torch.from_numpy(np.random.default_rng(sample).permutation(count)[:labels])
+    rows = torch.from_numpy(np.random.default_rng(sample).permutation(count)[:labels])
     return Dataset(
-        whole.train_images[kept],
-        whole.train_labels[kept],
-        whole.validation_images,
-        whole.validation_labels,
-        whole.test_images,
-        whole.test_labels,
-        classes=whole.classes,
+        data.train_images[rows],
+        data.train_labels[rows],
+        data.validation_images,
+        data.validation_labels,
+        data.test_images,
+        data.test_labels,
+        classes=data.classes,
     )
 
 

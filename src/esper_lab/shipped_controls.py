@@ -42,11 +42,11 @@ class ShippedControls(msgspec.Struct, frozen=True):
         """
         hosts = len(tasks)
         sizes = np.array([task.host.parameter_count for task in tasks])
-        rents = np.array([task.rent for task in tasks])
+        prices = np.array([task.rent for task in tasks])
 
         def score(rung: Rung) -> list[float]:
-            paid = rents * np.log1p(np.array(rung.added[:hosts]) / sizes)
-            return (np.array(rung.utility[:hosts]) + paid).tolist()
+            price = prices * np.log1p(np.array(rung.added[:hosts]) / sizes)
+            return (np.array(rung.utility[:hosts]) + price).tolist()
 
         return [
             msgspec.structs.replace(
@@ -87,10 +87,10 @@ def shipped_controls(suite: str) -> ShippedControls | None:
 
 def write_shipped(suite: str, controls: ShippedControls) -> Path:
     """Write the controls of a suite, rounded and without scores; return the file."""
-    rounded = msgspec.structs.replace(controls, rungs=[_rounded(rung) for rung in controls.rungs])
+    content = msgspec.structs.replace(controls, rungs=[_round(rung) for rung in controls.rungs])
     FOLDER.mkdir(exist_ok=True)
     path = _path(suite)
-    path.write_bytes(gzip.compress(msgspec.json.encode(rounded), mtime=0))
+    path.write_bytes(gzip.compress(msgspec.json.encode(content), mtime=0))
     return path
 
 
@@ -98,14 +98,14 @@ def _path(suite: str) -> Path:
     return FOLDER / f"{suite}.json.gz"
 
 
-def _rounded(rung: Rung) -> Rung:
-    def places(values: list[float]) -> list[float]:
+def _round(rung: Rung) -> Rung:
+    def decimals(values: list[float]) -> list[float]:
         return [round(value, DIGITS) for value in values]
 
     return msgspec.structs.replace(
         rung,
-        utility=places(rung.utility),
-        validation=places(rung.validation),
-        added=places(rung.added),
+        utility=decimals(rung.utility),
+        validation=decimals(rung.validation),
+        added=decimals(rung.added),
         score=None,
     )

@@ -49,8 +49,8 @@ class TurnPlan:
     order: str
 
 
-TRIALS = tuple(TrialPlan(*chosen) for chosen in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))
-TURNS = tuple(TurnPlan(*chosen) for chosen in product(SIZES[:2], (0.0, 0.25), (0.3, 0.45), ORDERS))
+TRIALS = tuple(TrialPlan(*values) for values in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))
+TURNS = tuple(TurnPlan(*values) for values in product(SIZES[:2], (0.0, 0.25), (0.3, 0.45), ORDERS))
 
 
 def variants_of(population: Population) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
@@ -87,14 +87,14 @@ def _trials(env: GrowthEnv) -> Actor:
                 blueprint[group * members + member, s] = blueprint_of(plan.size, slot)
     count = len(tasks)
 
-    def repeated(values: list[int]) -> torch.Tensor:
+    def column(values: list[int]) -> torch.Tensor:
         return torch.tensor(values * count)
 
     return TryAndKeepActor(
         Trial(
             blueprint=blueprint,
-            start=repeated([round(plan.start * length) for plan in TRIALS]),
+            start=column([round(plan.start * length) for plan in TRIALS]),
             decision=torch.tensor(decision),
-            keep=repeated([plan.keep for plan in TRIALS]),
+            keep=column([plan.keep for plan in TRIALS]),
         )
     )

@@ -11,7 +11,7 @@ _STEP = 1 / 64
 """Difference between two factors by which widths are multiplied, relative to the first."""
 
 
-def widened(host: Host, parameters: int) -> Host | None:
+def widen(host: Host, parameters: int) -> Host | None:
     """``host`` with all widths multiplied by one factor, nearest in size to a number of parameters.
 
     Depth, kernels, pools, slots and attention heads stay as they are. Of two sizes equally near,
@@ -26,17 +26,17 @@ def widened(host: Host, parameters: int) -> Host | None:
     """
     if not isinstance(host, CnnHost | MlpHost | TransformerHost):
         return None
-    nearest, factor = _with_factor(host, 0.0), 0.0
+    nearest, factor = _scale(host, 0.0), 0.0
     while True:
         factor += _STEP
-        candidate = _with_factor(host, factor)
+        candidate = _scale(host, factor)
         if abs(candidate.parameter_count - parameters) < abs(nearest.parameter_count - parameters):
             nearest = candidate
         if candidate.parameter_count >= parameters:
             return nearest
 
 
-def _with_factor(host: CnnHost | MlpHost | TransformerHost, factor: float) -> Host:
+def _scale(host: CnnHost | MlpHost | TransformerHost, factor: float) -> Host:
     if isinstance(host, CnnHost):
         return replace(host, channels=tuple(max(1, round(factor * c)) for c in host.channels))
     if isinstance(host, MlpHost):

@@ -83,12 +83,12 @@ class Recording:
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``baselines.Actor.act``."""
-        chosen = self.actor.act(observation, step)
-        self.actions.append(chosen[0].clone())
-        return chosen
+        decision = self.actor.act(observation, step)
+        self.actions.append(decision[0].clone())
+        return decision
 
 
-class Yoked:
+class YokedCopy:
     """Repeats on each host what a policy did on another; an action may be illegal there.
 
     Args:
@@ -112,26 +112,26 @@ def blind_twin(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Act
     return lambda env: BlindTwin(actor(env), donors_of(env))
 
 
-def recorded(
+def record(
     actor: Callable[[GrowthEnv], Actor], into: list[Recording]
 ) -> Callable[[GrowthEnv], Actor]:
     """The policy that ``actor`` makes, with a recording of each batch of hosts in ``into``."""
 
-    def made(env: GrowthEnv) -> Actor:
+    def recording(env: GrowthEnv) -> Actor:
         into.append(Recording(actor(env)))
         return into[-1]
 
-    return made
+    return recording
 
 
-def yoked(recordings: list[Recording]) -> Callable[[GrowthEnv], Actor]:
+def yoked_copy(recordings: list[Recording]) -> Callable[[GrowthEnv], Actor]:
     """The yoked copy of a policy that has played the same hosts.
 
     Args:
         recordings: of each batch of hosts in the order in which they were played, see ``recorded``.
     """
     batches = iter(recordings)
-    return lambda env: Yoked(next(batches).actions, donors_of(env))
+    return lambda env: YokedCopy(next(batches).actions, donors_of(env))
 
 
 def donors_of(env: GrowthEnv) -> Tensor:
@@ -151,7 +151,7 @@ def donors_of(env: GrowthEnv) -> Tensor:
     hosts = len(tasks)
     if hosts < 2:
         raise ValueError("a blind or yoked policy needs at least two hosts per batch")
-    others = [int((tasks != tasks.roll(-shift)).sum()) for shift in range(1, hosts)]
-    shift = 1 + others.index(max(others))
+    task_changes = [int((tasks != tasks.roll(-shift)).sum()) for shift in range(1, hosts)]
+    shift = 1 + task_changes.index(max(task_changes))
     rows = torch.arange(len(env.assigned), device=env.assigned.device)
     return rows.roll(-shift * members)

@@ -9,7 +9,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.tasks import Task
 from esper_lab import baselines, controls
 from esper_lab.baselines import BASELINES, play_baseline, population_of, tuned_copy
-from esper_lab.controls import Played, control_rungs
+from esper_lab.controls import ControlOutcomes, control_rungs
 from esper_lab.evaluation import WITHOUT_GROWING
 from esper_lab.kept_stages import Stages
 from esper_lab.plans import NEVER, Plan, PlannedSeed
@@ -114,7 +114,7 @@ def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(mon
     added = np.tile([0.0, 50.0, 120.0, 500.0, 100.0], (20, 1))
     library_outcome = outcome(utility, added)
     trials = outcome(np.zeros((20, len(TRIALS))))
-    played = Played(library_outcome, library_outcome, library_outcome, trials, trials, {})
+    played = ControlOutcomes(library_outcome, library_outcome, library_outcome, trials, trials, {})
     monkeypatch.setattr(controls.rules, "TREES", 2)
     for frozen, names in ((True, ["adapters everywhere"]), (False, [])):
         tasks = hosts(20).tasks

@@ -6,8 +6,9 @@ import pytest
 from scipy import stats
 
 from esper_lab.comparisons import budget_text, differences, differences_text
-from esper_lab.evaluation import Evaluation, Rung
+from esper_lab.evaluation import Rung
 from esper_lab.ladder_figures import ladder_tables
+from tiny_population import evaluation_of
 
 HOSTS = 12
 DRAWS = np.random.default_rng(0)
@@ -37,14 +38,8 @@ def rung(name: str, level: float) -> Rung:
     return Rung(name, name.startswith("policy"), values, values, values, chosen)
 
 
-FOUND = Evaluation(
-    "runs/mine",
-    "tiny",
-    128,
-    ["tiny"] * HOSTS,
-    ["never"],
+FOUND = evaluation_of(
     [rung(name, level) for name, level in LEVELS.items()],
-    [None] * HOSTS,
     rule_episodes=7936,
     policy_episodes=896,
 )

@@ -90,14 +90,14 @@ def test_signal_to_noise_is_mean_over_deviation_and_near_zero_for_noise() -> Non
 def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
     results = found.results
     assert list(results) == ["never", "random", "heuristic", "everything", "untrained"]
-    assert set(results["never"].reached.values()) == {0.0}
-    assert results["everything"].reached[Stage.FOSSILISED] == 2.0
-    assert results["random"].reached[Stage.GERMINATED] > 0.0
+    assert set(results["never"].entries.values()) == {0.0}
+    assert results["everything"].entries[Stage.FOSSILISED] == 2.0
+    assert results["random"].entries[Stage.GERMINATED] > 0.0
     for policy in results.values():
         assert policy.legal[Op.WAIT] == 1.0
         assert policy.rewards.shape == (30, 6)
         assert all(0.0 <= share <= 1.0 for share in policy.legal.values())
-        stages = list(policy.reached.values())
+        stages = list(policy.entries.values())
         assert stages == sorted(stages, reverse=True)
     assert results["never"].legal[Op.GERMINATE] == 1.0
     assert results["never"].legal[Op.ADVANCE] == 0.0

@@ -13,7 +13,6 @@ from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, Task, add_family
 from esper.scripts.entry import guarded
-from esper.simic.training.vectorized import train_ppo_vectorized
 from esper_lab import baselines, controls, kept_stages, ladder, rules, shipped_controls, trials
 from esper_lab import evaluate as command
 from esper_lab.baselines import FINE_TUNING
@@ -31,7 +30,7 @@ from esper_lab.evaluation import (
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.plans import NEVER, library
 from esper_lab.price_front import front
-from tiny_population import LARGE, tiny
+from tiny_population import LARGE, tiny, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
 SMALL = ["--hosts", "4", "--training-hosts", "20", "--threads", "1"]
@@ -226,16 +225,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
 
 def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> None:
     shipped()
-    run = train_ppo_vectorized(
-        rounds=1,
-        envs=4,
-        group_size=2,
-        episode_length=4,
-        max_batches=1,
-        lstm_hidden=8,
-        minibatches=2,
-        telemetry_dir=str(tmp_path / "runs"),
-    ).path
+    run = trained_run(tmp_path / "runs", rounds=1)
     arguments = ["--policy", str(run), "--suite", "tiny", *SMALL, "--members", "1"]
     assert evaluate(arguments) == 0
     out = capsys.readouterr().out

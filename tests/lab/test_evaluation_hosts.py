@@ -15,8 +15,8 @@ from esper_lab.hosts import (
     hosts_by_horizon,
     tasks_in_turn,
 )
-from esper_lab.joining import joined
 from esper_lab.kept_stages import digest, hosts_of
+from esper_lab.ladder import join_parts
 from esper_lab.play import Hosts
 from tiny_population import tiny
 
@@ -169,7 +169,7 @@ def evaluation(hosts: int, suite: str, names: tuple[str, ...] = NAMES) -> Evalua
 def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks():
     first = evaluation(4, "digits", (*NAMES[:3], "best plan per task", NAMES[3]))
     second = evaluation(2, "digits_long")
-    found = joined([first, second])
+    found = join_parts([first, second])
     assert [rung.name for rung in found.rungs] == [*NAMES]
     assert found.tasks == ["digits"] * 4 + ["digits_long"] * 2
     assert found.splits == [None] * 6
@@ -180,9 +180,9 @@ def test_parts_are_joined_in_order_without_the_rungs_that_one_lacks():
             assert getattr(found.rungs[place], column) == whole
     chosen_by_none = msgspec.structs.replace(second.rungs[2], chosen=None)
     second.rungs[2] = first.rungs[2] = chosen_by_none
-    assert joined([first, second]).rungs[2].chosen is None
+    assert join_parts([first, second]).rungs[2].chosen is None
 
 
 def test_a_single_part_stays_as_it_is():
     one = msgspec.structs.replace(evaluation(4, "digits"), shipped="made here")
-    assert joined([one]) == one
+    assert join_parts([one]) == one

@@ -43,7 +43,7 @@ def test_fewer_labels_are_the_first_of_more():
 
 
 def test_the_users_generators_stay_as_they_are():
-    module._sequences.cache_clear()
+    module._generate.cache_clear()
     mnist1d.cache_clear()
     random.seed(1)
     np.random.seed(1)
@@ -55,7 +55,7 @@ def test_the_users_generators_stay_as_they_are():
 
 
 def test_a_missing_package_is_named_with_the_fix(monkeypatch):
-    module._sequences.cache_clear()
+    module._generate.cache_clear()
     mnist1d.cache_clear()
     monkeypatch.setitem(sys.modules, "mnist1d.data", None)
     with pytest.raises(UsageError, match=r"^data: MNIST-1D needs the package mnist1d; run pip"):

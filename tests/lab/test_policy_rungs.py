@@ -12,15 +12,14 @@ from esper.leyline.errors import UsageError
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.baselines import Actor
 from esper_lab.evaluation import Rung
 from esper_lab.hosts import FRESH_HOSTS
 from esper_lab.kept_stages import Stages
 from esper_lab.ladder import evaluate, policy_rungs
 from esper_lab.play import Hosts, Outcome, play
-from esper_lab.without_looking import Recording, blind_twin, recorded, yoked
-from tiny_population import hosts, looking
+from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
+from tiny_population import hosts, looking, trained_run
 
 FRESH = hosts(6, first=FRESH_HOSTS)
 Calls = list[tuple[str, int, int]]
@@ -28,18 +27,8 @@ Calls = list[tuple[str, int, int]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_ppo_vectorized(
-        rounds=2,
-        envs=4,
-        group_size=2,
-        episode_length=4,
-        max_batches=1,
-        lstm_hidden=8,
-        minibatches=2,
-        strict_gates=True,
-        checkpoint_every=1,
-        telemetry_dir=str(tmp_path_factory.mktemp("runs")),
-    ).path
+    folder = tmp_path_factory.mktemp("runs")
+    return trained_run(folder, rounds=2, strict_gates=True, checkpoint_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +66,9 @@ def test_each_rung_is_what_its_player_scores(run: Path, tmp_path: Path, monkeypa
     rungs = {rung.name: rung for rung in rungs_of(grower, tmp_path)}
     recordings: list[Recording] = []
     players: dict[str, Callable[[GrowthEnv], Actor]] = {
-        "policy": recorded(looking, recordings),
+        "policy": record(looking, recordings),
         "blind twin": blind_twin(looking),
-        "yoked copy": yoked(recordings),
+        "yoked copy": yoked_copy(recordings),
     }
     means = []
     for name, made in players.items():

@@ -11,9 +11,10 @@ from scipy import stats
 
 from esper.karn.report.drawing import styled
 from esper_lab.evaluate import show
-from esper_lab.evaluation import Evaluation, Rung
+from esper_lab.evaluation import Rung
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
 from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+from tiny_population import evaluation_of
 
 HOSTS, SIZE = 21, 400.0
 DRAWS = np.random.default_rng(0)
@@ -43,14 +44,8 @@ def rung(name: str, level: float, parameters: float) -> Rung:
     return Rung(name, policy, *columns, chosen, score.tolist())
 
 
-FOUND = Evaluation(
-    "runs/mine",
-    "tiny",
-    128,
-    ["tiny"] * HOSTS,
-    ["never"],
+FOUND = evaluation_of(
     [rung(name, *levels) for name, levels in LEVELS.items()],
-    [None] * HOSTS,
     rents=RENTS.tolist(),
 )
 THIRDS = [sorted(range(HOSTS), key=lambda host: RENTS[host])[i : i + 7] for i in (0, 7, 14)]

@@ -46,18 +46,22 @@ def hidden_kind(known: TrainingOutcomes, step: int) -> TrainingOutcomes:
     return known
 
 
-def event(known: TrainingOutcomes) -> TrainingOutcomes:
-    """An event at a look, or none; a plan of kind ``b`` from that look on gains, others lose."""
+def event(known: TrainingOutcomes, two_sided: bool = False) -> TrainingOutcomes:
+    """An event at a look, or none; a plan of kind ``b`` from that look on gains, others lose.
+
+    If it is ``two_sided``, the side of the planted feature tells which kind of plan gains.
+    """
     draws = np.random.default_rng(len(known.utility))
     when = draws.integers(len(LOOKS) + 1, size=len(known.utility))
+    side = draws.random(len(when)) < (0.5 if two_sided else 1.0)
     known.features[:, :, PLANTED] = 0.1 * draws.normal(size=(len(when), LENGTH))
     for host, look in enumerate(when):
         if look < len(LOOKS):
-            known.features[host, LOOKS[look] :, PLANTED] += 5.0
+            known.features[host, LOOKS[look] :, PLANTED] += 5.0 if side[host] else -5.0
         for plan, kind in enumerate(KINDS):
             if kind != "never":
-                right = kind == "b" and look < len(LOOKS) and LOOKS[look] == STARTS[plan]
-                known.utility[host, plan] += 0.3 if right else -0.3
+                comes = look < len(LOOKS) and LOOKS[look] == STARTS[plan]
+                known.utility[host, plan] += 0.3 if comes and (kind == "b") == side[host] else -0.3
     return known
 
 
@@ -113,28 +117,12 @@ def test_the_trigger_finds_an_event_whenever_it_comes():
     assert worth(rule, fresh) > worth(RULES["one look"](event(population(0))), fresh) + 0.03
 
 
-def two_sided_event(known: TrainingOutcomes) -> TrainingOutcomes:
-    """As ``event``, but the side of the planted feature tells which kind of plan gains."""
-    draws = np.random.default_rng(len(known.utility))
-    when = draws.integers(len(LOOKS) + 1, size=len(known.utility))
-    side = draws.random(len(when)) < 0.5
-    known.features[:, :, PLANTED] = 0.1 * draws.normal(size=(len(when), LENGTH))
-    for host, look in enumerate(when):
-        if look < len(LOOKS):
-            known.features[host, LOOKS[look] :, PLANTED] += 5.0 if side[host] else -5.0
-        for plan, kind in enumerate(KINDS):
-            if kind != "never":
-                comes = look < len(LOOKS) and LOOKS[look] == STARTS[plan]
-                known.utility[host, plan] += 0.3 if comes and (kind == "b") == side[host] else -0.3
-    return known
-
-
 def test_optimal_stopping_waits_for_an_event_and_then_chooses():
-    rule = RULES["optimal stopping"](two_sided_event(population(0)))
-    fresh = two_sided_event(population(1))
+    rule = RULES["optimal stopping"](event(population(0), two_sided=True))
+    fresh = event(population(1), two_sided=True)
     assert (rule(fresh.features) == fresh.utility.argmax(1)).mean() > 0.95
     for other in ("one look", "trigger", "forest"):
-        lesser = RULES[other](two_sided_event(population(0)))
+        lesser = RULES[other](event(population(0), two_sided=True))
         assert worth(rule, fresh) > worth(lesser, fresh) + 0.05
 
 

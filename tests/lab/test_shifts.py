@@ -12,9 +12,9 @@ from esper_lab.shifts import (
     LABEL_KINDS,
     Shift,
     few_digits,
-    rotated,
+    rotate,
     shifted_digits,
-    translated,
+    translate,
 )
 
 SPLITS = ("train", "validation", "test")
@@ -70,14 +70,14 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(kind: str):
 
 @pytest.mark.parametrize("quarters", [1, 2, 3])
 def test_rotation_by_quarter_turns_equals_that_of_numpy(quarters: int):
-    turned = rotated(CLEAN.train_images, 90.0 * quarters).numpy()
+    turned = rotate(CLEAN.train_images, 90.0 * quarters).numpy()
     expected = np.rot90(images(CLEAN), quarters, axes=(1, 2))
     np.testing.assert_allclose(turned, expected, atol=1e-5)
 
 
 def test_rotation_interpolates_and_keeps_the_centre():
     flat = torch.ones(1, 9, 9, 2)
-    turned = rotated(flat, 45.0)
+    turned = rotate(flat, 45.0)
     assert turned.shape == flat.shape
     assert turned[0, 4, 4].tolist() == pytest.approx([1.0, 1.0])
     assert turned[0, 0, 0].max() == 0.0
@@ -89,9 +89,9 @@ def test_strengths_of_rotation(strength: float, degrees: float):
     for seed in range(8):
         turned = Shift("rotation", strength, seed).apply(CLEAN)
         for side in sides:
-            expected = rotated(CLEAN.test_images, side * degrees)
+            expected = rotate(CLEAN.test_images, side * degrees)
             if torch.equal(turned.test_images, expected):
-                assert torch.equal(turned.train_images, rotated(CLEAN.train_images, side * degrees))
+                assert torch.equal(turned.train_images, rotate(CLEAN.train_images, side * degrees))
                 sides[side] += 1
     assert sum(sides.values()) == 8
     assert min(sides.values()) > 0
@@ -105,7 +105,7 @@ def moved(pixels: np.ndarray, down: int, right: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("down", "right"), [(0, 0), (1, 0), (-2, 0), (0, 2), (0, -1), (2, -1)])
 def test_translation_equals_a_roll_in_a_frame_of_zeros(down: int, right: int):
-    found = translated(CLEAN.test_images, down, right).numpy()
+    found = translate(CLEAN.test_images, down, right).numpy()
     assert (found == moved(images(CLEAN, "test"), down, right)).all()
 
 

@@ -6,32 +6,24 @@ import msgspec
 import pytest
 
 from esper.runtime.tasks import SUITES, find
+from esper_lab.baselines import GROWN, static_network, tuned_twin
 from esper_lab.recipes import Recipe, read_tuned
-from esper_lab.tuned import GROWN, static_network, tuned_twin
 
 NAMES = [*SUITES["suite"], *SUITES["held_out"]]
 TUNED = read_tuned()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_task_is_trained_by_the_shared_recipe(name: str):
-    assert Recipe.of(find(name)) == TUNED[name].shared
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_twin_differs_from_its_task_in_the_recipe_alone(name: str):
+def test_a_task_and_its_networks_have_recipes_of_their_own_and_the_static_one_the_grown_size(
+    name: str,
+):
     task = find(name)
-    twin = tuned_twin(task)
+    twin, static = tuned_twin(task), static_network(task)
+    assert Recipe.of(task) == TUNED[name].shared
     assert twin is not None
+    assert static is not None
     assert Recipe.of(twin) == TUNED[name].host
     assert TUNED[name].shared.on(twin) == task
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_static_network_has_the_grown_size_and_its_own_recipe(name: str):
-    task = find(name)
-    static = static_network(task)
-    assert static is not None
     assert Recipe.of(static) == TUNED[name].static
     assert TUNED[name].shared.on(replace(static, host=task.host)) == task
     size = static.host.parameter_count

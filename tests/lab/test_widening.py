@@ -8,7 +8,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.hosts.transformer import TransformerHost
-from esper_lab.widening import widened
+from esper_lab.widening import widen
 
 CNN = CnnHost((4, 8), classes=10, image=(8, 8, 1), pools=1, slot_names=("r1c0",))
 MLP = MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1))
@@ -26,13 +26,13 @@ def widths(host: Host) -> tuple[int, ...]:
 @pytest.mark.parametrize("times", [0.3, 1.0, 2.0, 3.0, 10.0])
 def test_no_other_factor_comes_nearer(host: Host, times: float):
     wanted = round(times * host.parameter_count)
-    found = widened(host, wanted)
+    found = widen(host, wanted)
     assert found is not None
     assert (found.image, found.classes, found.slot_names) == (
         *(host.image, host.classes),
         host.slot_names,
     )
-    others = [widened(host, wanted + step * host.parameter_count // 20) for step in range(-5, 6)]
+    others = [widen(host, wanted + step * host.parameter_count // 20) for step in range(-5, 6)]
     distance = abs(found.parameter_count - wanted)
     assert distance == min(abs(o.parameter_count - wanted) for o in others if o is not None)
     # Width grows with the root of the parameters, in every block by the same factor.
@@ -43,11 +43,11 @@ def test_no_other_factor_comes_nearer(host: Host, times: float):
 
 @pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.summary)
 def test_a_host_is_the_widened_host_of_its_own_size(host: Host):
-    assert widened(host, host.parameter_count) == host
+    assert widen(host, host.parameter_count) == host
 
 
 def test_sizes_are_those_of_the_closed_form():
-    found = widened(CnnHost((4, 8), classes=10, image=(8, 8, 1)), 3 * 438)
+    found = widen(CnnHost((4, 8), classes=10, image=(8, 8, 1)), 3 * 438)
     assert found is not None
     a, b = widths(found)
     assert found.parameter_count == 9 * a + 9 * a * b + 2 * (a + b) + 10 * b + 10
@@ -55,13 +55,13 @@ def test_sizes_are_those_of_the_closed_form():
 
 
 def test_the_width_of_a_gpt_stays_a_multiple_of_its_heads():
-    found = widened(GPT, 2 * GPT.parameter_count)
+    found = widen(GPT, 2 * GPT.parameter_count)
     assert isinstance(found, TransformerHost)
     assert (found.heads, found.width % 4) == (4, 0)
 
 
 def test_a_smaller_size_than_any_gives_one_channel_per_block():
-    assert widths(widened(CNN, 1)) == (1, 1)  # type: ignore[arg-type]
+    assert widths(widen(CNN, 1)) == (1, 1)  # type: ignore[arg-type]
 
 
 class Net(torch.nn.Module):
@@ -74,4 +74,4 @@ class Net(torch.nn.Module):
 
 
 def test_the_width_of_a_users_module_is_unknown():
-    assert widened(ModuleHost(Net, 10, (8, 8, 1)), 1000) is None
+    assert widen(ModuleHost(Net, 10, (8, 8, 1)), 1000) is None

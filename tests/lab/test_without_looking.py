@@ -20,11 +20,11 @@ from esper_lab.without_looking import (
     SCORES,
     BlindTwin,
     Recording,
-    Yoked,
+    YokedCopy,
     blind_twin,
     donors_of,
-    recorded,
-    yoked,
+    record,
+    yoked_copy,
 )
 from synthetic import random_observation
 from tiny_population import TASKS, growing, hosts, looking
@@ -38,8 +38,8 @@ def worth(outcome: Outcome) -> float:
 
 def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
     recordings: list[Recording] = []
-    policy = play(HOSTS, recorded(looking, recordings), 1)
-    blind, copy = (play(HOSTS, made, 1) for made in (blind_twin(looking), yoked(recordings)))
+    policy = play(HOSTS, record(looking, recordings), 1)
+    blind, copy = (play(HOSTS, made, 1) for made in (blind_twin(looking), yoked_copy(recordings)))
     assert worth(policy) > worth(blind) + 0.1
     assert worth(policy) > worth(copy) + 0.1
     # Both act as often as the policy, but on the wrong hosts.
@@ -52,8 +52,8 @@ def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
 
 def test_a_policy_that_does_not_look_equals_both():
     recordings: list[Recording] = []
-    policy = play(HOSTS, recorded(growing, recordings), 1)
-    for made in (blind_twin(growing), yoked(recordings)):
+    policy = play(HOSTS, record(growing, recordings), 1)
+    for made in (blind_twin(growing), yoked_copy(recordings)):
         assert (play(HOSTS, made, 1).test_utility == policy.test_utility).all()
 
 
@@ -62,8 +62,8 @@ def test_each_batch_of_a_yoked_copy_repeats_its_own_recording(monkeypatch):
     places = [0, 1, 1, 0, 0, 1]
     mixed = replace(HOSTS, tasks=tuple(TASKS[place] for place in places))
     recordings: list[Recording] = []
-    play(mixed, recorded(looking, recordings), 1)
-    copy = play(mixed, yoked(recordings), 1)
+    play(mixed, record(looking, recordings), 1)
+    copy = play(mixed, yoked_copy(recordings), 1)
     assert len(recordings) == 3
     assert (copy.added[:, 0] > 0).tolist() == [place == 0 for place in places]
 
@@ -113,7 +113,7 @@ def test_a_yoked_copy_repeats_the_recorded_actions_of_the_donor():
     recording.begin(torch.arange(3), 0)
     done = [recording.act(observation, step)[0] for step in range(3)]
     donors = torch.tensor([1, 2, 0])
-    copy = Yoked(recording.actions, donors)
+    copy = YokedCopy(recording.actions, donors)
     copy.begin(torch.arange(3), 0)
     for step in range(3):
         assert torch.equal(copy.act(observation, step)[0], done[step][donors])
