@@ -254,16 +254,16 @@ GROWTH = (
         ("tests/simic/growth/test_rewards.py",),
         (
             (
-                "rent is paid to the host",
-                "return score - rent * growth(",
-                "return score + rent * growth(",
+                "price is paid to the host",
+                "return score - price * growth(",
+                "return score + price * growth(",
             ),
             (
-                "no rent",
-                "return score - rent * growth(score, added, host_parameters)",
+                "no price",
+                "return score - price * growth(score, added, host_parameters)",
                 "return score",
             ),
-            ("rent is linear", "host_parameters).log1p()", "host_parameters)"),
+            ("price is linear", "host_parameters).log1p()", "host_parameters)"),
             (
                 "a reward before the end",
                 "if inputs.last else torch.zeros_like(inputs.score)",
@@ -331,7 +331,7 @@ GROWTH = (
                 "(FOSSIL_BASE + 0.1 * c) * time_held(inputs)",
                 "FOSSIL_BASE + 0.1 * c",
             ),
-            ("rent has no cap", "(RENT_RATE * grown).clamp(max=RENT_CAP)", "RENT_RATE * grown"),
+            ("price has no cap", "(PRICE_RATE * grown).clamp(max=PRICE_CAP)", "PRICE_RATE * grown"),
             (
                 "the first seed pays occupancy",
                 "(inputs.after.living.sum(1) - 1)",

@@ -234,7 +234,7 @@ NAMED = (
         ("tests/simic/growth/test_environment.py",),
         (
             (
-                "rent stage",
+                "price stage",
                 "counted = own.stage == Stage.FOSSILISED if last else own.acting",
                 "counted = own.acting",
             ),

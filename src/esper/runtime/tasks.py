@@ -79,7 +79,7 @@ _SHIFTED = _digits(shift=2, noise=0.1)
 
 # The host is too small for digits at any of these shifts, so growing pays.
 _add_digits("digits_shift", "digits shifted by up to 2 pixels, noise 0.1", _SMALL, _SHIFTED)
-# The host is large enough and learns fast, so no seed is worth its rent.
+# The host is large enough and learns fast, so no seed is worth its price.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
 _add_digits("digits", "digits as they are", _AMPLE, _digits())
 # Smaller shifts than digits_shift.

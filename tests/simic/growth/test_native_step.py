@@ -183,7 +183,7 @@ class World:
             last_op=torch.randint(len(Op), (self.rows,), generator=self.random),
             success=self.bools(self.rows),
             rolled_back=self.bools(self.rows),
-            log_rent=self.floats(self.rows),
+            log_price=self.floats(self.rows),
             deadline=self.floats(self.rows).double(),
         )
 

@@ -150,7 +150,7 @@ def _gain(runs: list[RunData]) -> Picture:
     if gain_of(runs) != "gain":
         return missing(title, NO_TEST)
     text = (
-        "Test utility (expected test accuracy minus rent) minus that of the never-grow twin, in "
+        "Test utility (expected test accuracy minus price) minus that of the never-grow twin, in "
         "points. The test split is measured once, after the last step of an episode."
     )
     return _curve(runs, title, text, "points", "gain", zero=True)

@@ -107,9 +107,9 @@ class EpisodeOutcome(RoundEvent, tag="EPISODE_OUTCOME"):
     twin_test_expected_accuracy: list[Number] = msgspec.field(default_factory=list)
     """Expected test accuracy of the twin."""
     test_utility: list[Number] = msgspec.field(default_factory=list)
-    """Utility on the test split: expected test accuracy minus rent."""
+    """Utility on the test split: expected test accuracy minus the price."""
     twin_test_utility: list[Number] = msgspec.field(default_factory=list)
-    """Test utility of the twin, which pays no rent: its expected test accuracy."""
+    """Test utility of the twin, which pays no price: its expected test accuracy."""
 
     @property
     def gain(self) -> list[float]:

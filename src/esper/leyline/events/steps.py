@@ -26,7 +26,7 @@ class EpochCompleted(StepEvent, tag="EPOCH_COMPLETED"):
     reward: list[Number]
     """Reward of this step."""
     added_parameters: list[int]
-    """Parameters that pay rent."""
+    """Parameters that pay the price."""
     op: list[int]
     """The requested operation, ``leyline.actions.Op``."""
     slot: list[int]

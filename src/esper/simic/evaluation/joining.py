@@ -22,7 +22,7 @@ def joined(evaluations: Sequence[Evaluation]) -> Evaluation:
         tasks=[task for found in evaluations for task in found.tasks],
         rungs=[joined_rungs([own[name] for own in tables]) for name in common],
         splits=[split for found in evaluations for split in found.splits],
-        rents=[rent for found in evaluations for rent in found.rents],
+        rents=[price for found in evaluations for price in found.rents],
     )
 
 

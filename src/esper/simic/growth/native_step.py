@@ -191,7 +191,7 @@ class NativeStep(TorchStep):
             last_op=address(progress.last_op, _INT64, rows),
             success=address(progress.success, _BOOL, rows),
             rolled_back=address(progress.rolled_back, _BOOL, rows),
-            log_rent=address(progress.log_rent, _FLOAT32, rows),
+            log_price=address(progress.log_price, _FLOAT32, rows),
             score=address(score, _FLOAT32, count),
             twin_score=address(twin_score, _FLOAT32, count),
             host=seen.host.data_ptr(),

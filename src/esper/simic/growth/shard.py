@@ -117,8 +117,8 @@ class Shard:
         )
         self.slots = self.engine.slots
         self.host_parameters = self.engine.host.parameter_count
-        self.rent = bank.rents[tasks]
-        self.log_rent = log_price(bank.rents[rows.task])
+        self.price = bank.prices[tasks]
+        self.log_price = log_price(bank.prices[rows.task])
         self.deadline = bank.deadlines[rows.task]
         self.rules = Rules.for_horizon(
             config.episode_length,
@@ -179,7 +179,7 @@ class Shard:
             last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
             success=torch.ones(rows, dtype=torch.bool, device=self.device),
             rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
-            log_rent=self.log_rent,
+            log_price=self.log_price,
             deadline=self.deadline,
         )
         scores = self.engine.measure(self.state, 0, committed=False).scores
@@ -232,10 +232,10 @@ class Shard:
             host_parameters=self.host_parameters,
             seed_parameters=self._own(self.now.seed_parameters_max),
             added=added,
-            rent=self.rent,
+            price=self.price,
         )
         reward = self._reward(inputs, self._own(outcome.rolled_back))
-        self.gain = utility(score, added, self.host_parameters, self.rent) - twin_score
+        self.gain = utility(score, added, self.host_parameters, self.price) - twin_score
         report = StepReport(
             before=inputs.before,
             acted=acted.own,
@@ -372,7 +372,7 @@ class Shard:
         return self._own(score), self._twins(score)
 
     def _added(self, last: bool) -> Tensor:
-        """Number of parameters that pay rent, int64 ``[N]``."""
+        """Number of parameters that pay the price, int64 ``[N]``."""
         own = self.now.own
         counted = own.stage == Stage.FOSSILISED if last else own.acting
         return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)

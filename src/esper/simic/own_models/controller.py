@@ -21,7 +21,7 @@ from esper.simic.own_models.history import EpochRecord
 from esper.simic.own_models.lifecycle_controller import LifecycleController, saved_slots
 from esper.simic.own_models.optimizer_watch import OptimizerWatch
 from esper.simic.own_models.policies import actor
-from esper.tamiyo.policy.features import USUAL_RENT
+from esper.tamiyo.policy.features import USUAL_PRICE
 from esper.tolaria.own_model.grafted_model import GraftedModel, parameter_count
 from esper.tolaria.own_model.samples import (
     as_arguments,
@@ -78,7 +78,7 @@ class Growth:
         example: Any = None,
         slots: Sequence[str] | None = None,
         higher_is_better: bool = True,
-        price: float = USUAL_RENT,
+        price: float = USUAL_PRICE,
         max_parameters: int | None = None,
         seed: int = 0,
         classes: int | None = None,

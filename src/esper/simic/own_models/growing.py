@@ -23,7 +23,7 @@ from esper.simic.own_models.call_arguments import (
 )
 from esper.simic.own_models.growth_arguments import check_model
 from esper.simic.own_models.growth_result import GrowthResult
-from esper.tamiyo.policy.features import USUAL_RENT
+from esper.tamiyo.policy.features import USUAL_PRICE
 from esper.tolaria.own_model import samples
 from esper.tolaria.own_model.objectives import Loss, objective
 from esper.tolaria.own_model.samples import Unpack, first_batch, moved
@@ -44,7 +44,7 @@ def grow(
     metric: Any = None,
     higher_is_better: bool = True,
     test_loader: Iterable[Any] | None = None,
-    price: float = USUAL_RENT,
+    price: float = USUAL_PRICE,
     max_parameters: int | None = None,
     tries: int = 1,
     twin: bool = False,

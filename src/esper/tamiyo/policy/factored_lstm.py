@@ -45,7 +45,7 @@ growing only costs, and stops growing. With ADVANCE 2 and FOSSILISE 0 an untrain
 2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %."""
 
 FULL_ALPHA_BIAS = 2.0
-"""Initial bias of alpha target 1. A seed with a lower target pays rent but cannot be fossilised
+"""Initial bias of alpha target 1. A seed with a lower target is priced but cannot be fossilised
 unless SET_ALPHA_TARGET raises it to 1. With uniform targets two seeds in three had a lower one;
 growing then costs more than it gains, and the policy stops growing before it has learned which
 seeds pay."""

@@ -37,7 +37,7 @@ HOST_FEATURES = (
     "log_growth",
     "budget_left",
     "rolled_back",
-    "log_rent",
+    "log_price",
 )
 """Names of the host features, in order."""
 
@@ -89,14 +89,14 @@ SLOT_FEATURES = (
 )
 """Names of the slot features, in order."""
 
-SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_rent", "log_seed_share", "log_channels")
+SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_price", "log_seed_share", "log_channels")
 """Names of the features of sizes and prices. They are not normalised by the moments of a run, in
 which they may be constant, so that they tell hosts of any other size apart."""
 
 SCORE_FEATURE_SCALE = 10.0
 """Factor applied to differences of scores."""
-USUAL_RENT, MIN_RENT = 0.05, 1e-4
-"""Rent whose feature is 0, and the rent below which the feature no longer falls."""
+USUAL_PRICE, MIN_PRICE = 0.05, 1e-4
+"""Price whose feature is 0, and the price below which the feature no longer falls."""
 INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 USUAL_HOST, USUAL_CHANNELS = 1000.0, 16.0
@@ -106,7 +106,7 @@ MIN_MEASURE, MAX_MEASURE, MEASURE_UNIT = 1e-12, 1e12, 5.0
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
 """Names of the critic's additional features: the never-grow twin's score, the host's score
-minus the twin's (without rent, times ``SCORE_FEATURE_SCALE``), and whether there is a twin."""
+minus the twin's (without the price, times ``SCORE_FEATURE_SCALE``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Progress:
         last_op: op that took effect in the last step, WAIT if none did, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
-        log_rent: price of parameters, see ``log_price``, float32 ``[N]``.
+        log_price: price of parameters, see ``log_price``, float32 ``[N]``.
         deadline: part of the episode after which nothing is trained, float64 ``[N]``.
     """
 
@@ -213,7 +213,7 @@ class Progress:
     last_op: Tensor
     success: Tensor
     rolled_back: Tensor
-    log_rent: Tensor
+    log_price: Tensor
     deadline: Tensor
 
     @property
@@ -276,7 +276,7 @@ def host_features(
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
             1.0 - living.float() / most_seeds(max_seeds, slots),
             flags[:, 1:],
-            progress.log_rent[:, None],
+            progress.log_price[:, None],
         ],
         1,
     )
@@ -389,9 +389,9 @@ def log_size(host_parameters: int) -> float:
     return log(host_parameters / USUAL_HOST) / 2.0
 
 
-def log_price(rent: Tensor) -> Tensor:
-    """The host feature ``log_rent``: logarithm of the rent relative to 0.05, float32 ``[N]``."""
-    return (rent.float().clamp(min=MIN_RENT) / USUAL_RENT).log()
+def log_price(price: Tensor) -> Tensor:
+    """The host feature ``log_price``: logarithm of the price relative to 0.05, float32 ``[N]``."""
+    return (price.float().clamp(min=MIN_PRICE) / USUAL_PRICE).log()
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:

@@ -153,7 +153,7 @@ struct ObserveCall {
   const float* slot_measures;                         // [N, S, measures]
   const int64_t* last_op;                             // [N]
   const uint8_t *success, *rolled_back;               // [N]
-  const float *log_rent, *remaining;                  // [N]
+  const float *log_price, *remaining;                  // [N]
   const float *score, *twin_score;                    // [environments]
   float *host, *slot, *critic;                        // [environments, F], [.., S, F], [.., F]
   int64_t* blueprints;                                // [environments, S]

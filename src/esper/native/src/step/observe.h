@@ -73,7 +73,7 @@ inline void host_features(const StepSpec& spec, const ObserveCall& call, int64_t
   out.put(std::log1p(float(parameters) / spec.host_parameters));
   out.put(1.0f - float(living) / spec.most_seeds);
   out.put(call.rolled_back[n]);
-  out.put(call.log_rent[n]);
+  out.put(call.log_price[n]);
   out.close();
 }
 

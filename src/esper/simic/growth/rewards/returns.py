@@ -11,17 +11,17 @@ SCORE_WINDOW = 3
 
 
 def utility(
-    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float | Tensor
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, price: float | Tensor
 ) -> Tensor:
-    """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
+    """``score - price ln(1 + added / host_parameters)``, elementwise; at most the score.
 
     Args:
         score: expected accuracy in [0, 1].
         added: parameters of the seeds that count.
         host_parameters: parameters of the host alone.
-        rent: price of parameters; doubling the host costs ``rent ln 2`` of expected accuracy.
+        price: price of parameters; doubling the host costs ``price ln 2`` of expected accuracy.
     """
-    return score - rent * growth(score, added, host_parameters)
+    return score - price * growth(score, added, host_parameters)
 
 
 def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def paired_reward(inputs: RewardInputs) -> Tensor:
 
     The sum telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``. That is the return of
     ``terminal_reward`` minus ``10 s_twin``, a term that does not depend on the actions. v is at
-    most 1 and at least ``-1 - rent ln(1 + added / host)``.
+    most 1 and at least ``-1 - price ln(1 + added / host)``.
     """
     return REWARD_SCALE * ((_utility(inputs) - inputs.twin_score) - inputs.previous_gain)
 
@@ -50,4 +50,4 @@ def utility_reward(inputs: RewardInputs) -> Tensor:
 
 
 def _utility(inputs: RewardInputs) -> Tensor:
-    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.rent)
+    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.price)
