@@ -164,7 +164,6 @@ class SeedSignals:
         """The signals with ``function`` applied to every field."""
         return SeedSignals(*[function(getattr(self, f.name)) for f in fields(self)])
 
-    # Native twin: step/signals.h, enter.
     def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
         """The signals after an action that took seeds from ``before`` to ``after``.
 

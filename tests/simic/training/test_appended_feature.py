@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline.config import unflatten
 from esper.runtime.tasks import find
-from esper.simic.growth import shard, step_functions
+from esper.simic.growth import step_functions
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
@@ -28,11 +28,6 @@ SETTINGS = SMALL | {"rounds": 1, "episode_length": 6}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = str(tmp_path_factory.mktemp("runs"))
     return run_training(unflatten(SETTINGS | {"telemetry_dir": place}), "ppo").path
-
-
-@pytest.fixture(autouse=True)
-def torch_bookkeeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "step_functions", step_functions.TorchStep)
 
 
 def append_features(patch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,9 @@ from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.transfer import moved, on_host
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
-from esper.simic.growth.step_functions import ActionOutcome
+from esper.simic.growth.step_functions import ActionOutcome, TorchStep
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
 from esper.tolaria.backends import Backend, EpochResult, Scores
@@ -132,7 +131,7 @@ class Shard:
         self.kinds = kinds.to(self.device)
         # Contiguous and created outside inference mode: every observation contains this tensor.
         self.every_kind = self.kinds.expand(self.count, -1, -1).contiguous()
-        self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
+        self.functions = TorchStep(self.engine, self.count, self.rules, self.kinds)
         self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
 
     @property

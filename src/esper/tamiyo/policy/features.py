@@ -231,13 +231,11 @@ class Progress:
         return replace(self, **tensors)
 
 
-# Native twin: step/observe.h, symlog.
 def symlog(x: Tensor) -> Tensor:
     """``sign(x) ln(1 + |x|)``: linear near zero, logarithmic for large values."""
     return x.sign() * x.abs().log1p()
 
 
-# Native twin: step/observe.h, host_features.
 def host_features(
     progress: Progress,
     state: SeedState,
@@ -315,7 +313,6 @@ SHARES = Table(
 """For each stage, whether a slot counts towards ``share_training``, ``_blending``, ``_kept``."""
 
 
-# Native twin: step/observe.h, slot_features.
 def slot_features(
     slots: tuple[SlotSpec, ...],
     episode_length: int,
@@ -373,7 +370,6 @@ def slot_features(
     return features
 
 
-# Native twin: step/observe.h, empty_slot_signals.
 def _empty_slot_signals(measures: Tensor) -> Tensor:
     """``EMPTY_SLOT_SIGNALS`` of slots without a seed; ``measures [..., len(SLOT_MEASURES)]``."""
     measures = measures.float()
@@ -404,7 +400,6 @@ def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
     return tuple((slot.depth, log(slot.channels / USUAL_CHANNELS)) for slot in slots)
 
 
-# Native twin: step/observe.h, critic_features.
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     """Critic features ``[N, len(CRITIC_FEATURES)]`` from scores ``[N]``; zeros without twins."""
     if twin_score is None:
@@ -413,7 +408,6 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 
-# Native twin: step/observe.h, known.
 def _known(x: Tensor) -> Tensor:
     """``x`` with NaN replaced by -1."""
     return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)
