@@ -68,8 +68,8 @@ GROWTH = (
             ("a fade is not remembered", "pruning=state.pruning | fading", "pruning=state.pruning"),
             (
                 "a fading seed stops at once",
-                "_stopped(state, prunes & ~fading)",
-                "_stopped(state, prunes)",
+                "pruning | fading), prunes & ~fading)",
+                "pruning | fading), prunes)",
             ),
             (
                 "roll-back prunes fossils",
