@@ -131,7 +131,7 @@ def controls_of(family: str, threads: int) -> Evaluation:
         shipped=None,
         rule_episodes=0,
         policy_episodes=RECORDED * len(BRANCHINGS[family].branches),
-        rents=[task.rent for task in tasks],
+        rents=[task.price for task in tasks],
     )
 
 

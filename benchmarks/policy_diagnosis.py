@@ -53,7 +53,7 @@ LAGS = range(ONE_SEED.delay + 1)
 
 def groups_of_features() -> dict[str, tuple[str, ...] | None]:
     """Names of the features by group."""
-    static = ("log_host_parameters", "log_rent", "remaining", "depth", "log_channels")
+    static = ("log_host_parameters", "log_price", "remaining", "depth", "log_channels")
     return {
         "everything": None,
         "static": tuple(n for n in static if n in (*HOST_FEATURES, *SLOT_FEATURES)),

@@ -94,8 +94,8 @@ class Growth:
     Attributes:
         steps: step numbers from 1, ``[T]``.
         grown: utility of the host with its seeds on validation, in points, ``[T]``: expected
-            accuracy minus the rent of the parameters added.
-        twin: the same of the never-grow twin, which pays no rent, in points, ``[T]``.
+            accuracy minus the price of the parameters added.
+        twin: the same of the never-grow twin, which pays no price, in points, ``[T]``.
         test: test utility of the committed host and of its twin after the last step, in points.
         parameters: parameters of the host and of its seeds from BLENDING on, ``[T]``.
         host_parameters: parameters of the host alone, which are also those of the twin.
@@ -152,10 +152,10 @@ def read_growth(run: Path) -> Growth:
             f"SELECT slots[list_position(tasks, '{chosen['task']}')] AS slots FROM training_started"
         ).to_pylist()[-1]["slots"]
     score, added = (torch.tensor(steps[name]) for name in ("expected_accuracy", "added_parameters"))
-    rent = find(chosen["task"]).rent
+    price = find(chosen["task"]).price
     return Growth(
         np.array(steps["step"]),
-        POINTS * utility(score, added, host, rent).numpy(),
+        POINTS * utility(score, added, host, price).numpy(),
         POINTS * np.array(steps["twin_expected_accuracy"]),
         (POINTS * chosen["test_utility"], POINTS * chosen["twin_test_utility"]),
         host + added.numpy(),

@@ -24,7 +24,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.simic import ppo
 from esper.simic.gradients import GradientNorms
 from esper.simic.growth import shard
-from esper.simic.growth.native_step import NativeStep
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
@@ -45,14 +44,12 @@ STEP_STAGES: Stages = (
     (PPOAgent, "act", "policy"),
     (Rollout, "write", "rollout"),
     (TorchStep, "act", "actions"),
-    (NativeStep, "act", "actions"),
     (shard.Shard, "_germinate", "germinate"),
     (Engine, "minibatches", "draw minibatches"),
     (Engine, "train", "train"),
     (Engine, "measure", "validate and ablate"),
     (Engine, "coalitions", "coalitions (last step)"),
     (TorchStep, "check", "governor"),
-    (NativeStep, "check", "governor"),
     (Governor, "snapshot", "snapshots"),
     (shard.Shard, "_advance_lifecycle", "time, signals, gates"),
     (shard.Shard, "_reward", "reward"),

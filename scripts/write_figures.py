@@ -123,7 +123,7 @@ def gate(results: Path) -> str:
         if COPY in controls:
             parts.append(
                 f"Its gain is {points_text(controls[CLAIRVOYANT]['gain'])}, that of *{COPY}*, "
-                f"which pays rent, {points_text(controls[COPY]['gain'])}."
+                f"which pays the price, {points_text(controls[COPY]['gain'])}."
             )
         if TUNED_TWIN in controls:
             growing_rules = [rule for rule in RULES if rule in controls and rule != NEVER_GROW]

@@ -4,7 +4,7 @@ import torch
 
 from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
-from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, USUAL_RENT, Observation
+from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, USUAL_PRICE, Observation
 from synthetic import random_observation
 
 SLOTS = 3
@@ -15,7 +15,7 @@ def observed(
     contribution: list[float | None],
     share: float = 0.0,
     stages: list[Stage] | None = None,
-    rent: float = USUAL_RENT,
+    price: float = USUAL_PRICE,
 ) -> Observation:
     """One environment with ``legal`` slots by op and seeds of known or unknown contributions."""
     found = random_observation((1,), SLOTS, 0)
@@ -30,5 +30,5 @@ def observed(
         found.slots[0, s, SLOT_FEATURES.index("contribution_known")] = float(value is not None)
         found.slots[0, s, SLOT_FEATURES.index("log_seed_share")] = share
         found.slots[0, s, SLOT_FEATURES.index(f"stage_{stages[s].name.lower()}")] = 1.0
-    found.host[:, HOST_FEATURES.index("log_rent")] = torch.tensor(rent / USUAL_RENT).log()
+    found.host[:, HOST_FEATURES.index("log_price")] = torch.tensor(price / USUAL_PRICE).log()
     return found

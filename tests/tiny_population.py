@@ -24,7 +24,7 @@ LARGE = Plan("large in the last slot", (PlannedSeed(1.0, 1.0, 0.0),))
 
 
 def tiny(number: int) -> Task:
-    """Odd numbers have permuted labels, so that growing pays; on the others it costs its rent."""
+    """Odd numbers have permuted labels, so that growing pays; on the others it costs its price."""
     shift = Shift("permuted", 1.0, 3) if number % 2 else None
     return Task(
         name=f"tiny:{number}",
@@ -37,7 +37,7 @@ def tiny(number: int) -> Task:
         learning_rate=3e-2,
         host_learning_rate=0.0,
         pretraining=CLEAN,
-        rent=0.1,
+        price=0.1,
         family="tiny",
     )
 

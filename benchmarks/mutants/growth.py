@@ -68,8 +68,8 @@ GROWTH = (
             ("a fade is not remembered", "pruning=state.pruning | fading", "pruning=state.pruning"),
             (
                 "a fading seed stops at once",
-                "_at_rest(state, prunes & ~fading)",
-                "_at_rest(state, prunes)",
+                "pruning | fading), prunes & ~fading)",
+                "pruning | fading), prunes)",
             ),
             (
                 "roll-back prunes fossils",
@@ -254,17 +254,17 @@ GROWTH = (
         ("tests/simic/growth/test_rewards.py",),
         (
             (
-                "rent is paid to the host",
-                "return score - rent * growth(",
-                "return score + rent * growth(",
+                "price is paid to the host",
+                "return score - price * growth(",
+                "return score + price * growth(",
             ),
             (
-                "no rent",
-                "return score - rent * growth(score, added, host_parameters)",
+                "no price",
+                "return score - price * growth(score, added, host_parameters)",
                 "return score",
             ),
             (
-                "rent is linear",
+                "price is linear",
                 "score.dtype) / host_parameters).log1p()",
                 "score.dtype) / host_parameters)",
             ),
@@ -342,7 +342,7 @@ GROWTH = (
                 "(FOSSIL_BASE + 0.1 * c) * time_held(inputs)",
                 "FOSSIL_BASE + 0.1 * c",
             ),
-            ("rent has no cap", "(RENT_RATE * grown).clamp(max=RENT_CAP)", "RENT_RATE * grown"),
+            ("price has no cap", "(PRICE_RATE * grown).clamp(max=PRICE_CAP)", "PRICE_RATE * grown"),
             (
                 "the first seed pays occupancy",
                 "(inputs.after.living.sum(1) - 1)",

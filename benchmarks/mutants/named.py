@@ -83,12 +83,12 @@ NAMED = (
             (
                 "event before save",
                 "            path = save(self.directory.path, number, parts, size, "
-                "keep, identity)\n",
+                "keep, identity, features)\n",
                 "            hub.emit(CheckpointSaved(time=time.time(), round=number, "
                 "path='early'))\n"
                 "            hub.flush()\n"
                 "            path = save(self.directory.path, number, parts, size, "
-                "keep, identity)\n",
+                "keep, identity, features)\n",
             ),
             (
                 "a round is announced before it is saved",
@@ -234,7 +234,7 @@ NAMED = (
         ("tests/simic/growth/test_environment.py",),
         (
             (
-                "rent stage",
+                "price stage",
                 "counted = own.stage == Stage.FOSSILISED if last else own.acting",
                 "counted = own.acting",
             ),

@@ -31,7 +31,7 @@ RUNNING = (
                 "torch.where(state.acting, 0.0, 0.0)",
             ),
             (
-                "rent stage: commitment keeps seeds that hold",
+                "price stage: commitment keeps seeds that hold",
                 "(state.alpha > 0) & (state.stage != Stage.FOSSILISED)",
                 "(state.alpha > 0) & (state.stage < Stage.HOLDING)",
             ),

@@ -132,7 +132,7 @@ def play_baseline(
 ) -> Outcome:
     """Play a baseline on every host, as the host would be played without growing.
 
-    The parameters of a host that is larger than that of the task count as added: they pay rent.
+    The parameters of a host that is larger than that of the task count as added.
 
     Args:
         name: one of ``BASELINES``; it must apply to every host.
@@ -151,7 +151,7 @@ def play_baseline(
 
 
 def tuned_copy(outcome: Outcome, population: Population) -> Outcome:
-    """The outcome of full tuning if a tuned copy is kept beside the host: it pays rent as a whole.
+    """The outcome of full tuning if a tuned copy is kept beside the host: all of it is priced.
 
     That is the price of full tuning where several tasks share one trained network, which adapters
     leave as it is (Houlsby et al., "Parameter-efficient transfer learning for NLP", ICML 2019).
@@ -164,9 +164,9 @@ def _host_sizes(population: Population) -> Tensor:
 
 
 def _after_price(outcome: Outcome, population: Population, parameters: Tensor) -> Outcome:
-    """The outcome with the rent of ``added`` parameters, ``[H, 1]``, at the population's prices."""
+    """The outcome minus the price of added parameters, ``[H, 1]``, at the prices of the tasks."""
     sizes = _host_sizes(population)
-    prices = torch.tensor([[task.rent] for task in population.tasks]).double()
+    prices = torch.tensor([[task.price] for task in population.tasks]).double()
 
     def utilities(score: Floats) -> Floats:
         return utility(torch.from_numpy(score), parameters, sizes, prices).numpy()

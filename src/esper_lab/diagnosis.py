@@ -36,7 +36,7 @@ class Ending:
     """What committed hosts score on one split on the last step, ``[N]`` each.
 
     Attributes:
-        utility: expected accuracy minus rent; that of validation is a mean over three steps.
+        utility: expected accuracy minus the price; that of validation is a mean over three steps.
         gain: utility minus the expected accuracy of the never-grow twin.
         accuracy, loss: share of correct predictions and mean loss in nats.
     """

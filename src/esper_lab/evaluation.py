@@ -36,7 +36,7 @@ class Rung(msgspec.Struct, frozen=True):
     Attributes:
         name: what it is.
         policy: whether it is the policy that is evaluated, and not a control.
-        utility: test utility per host, ``[H]``: expected accuracy on the test split minus rent.
+        utility: test utility per host, ``[H]``: expected accuracy on the test split minus price.
         validation: the same with the validation split.
         added: parameters added per host.
         chosen: for a control that chooses one plan per host, its index in ``plans``, ``[H]``.
@@ -87,7 +87,7 @@ class PricedRung(msgspec.Struct, frozen=True):
 
     Attributes:
         rung: its name.
-        prices: least and greatest price (rent) of these hosts.
+        prices: least and greatest price of these hosts.
         hosts: number of these hosts.
         added: parameters added.
         score: expected accuracy on the test split, in percent.

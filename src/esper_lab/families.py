@@ -28,7 +28,7 @@ _CLEAN = Pretraining(DrawnSplit(digits), steps=120, learning_rate=2e-2)
 ONE_SEED_STEPS = 48
 """Steps of an episode of ``one_seed``."""
 PRICES = 0.02, 0.3
-"""Least and greatest rent of a drawn task; its logarithm is uniform."""
+"""Least and greatest price of a drawn task; its logarithm is uniform."""
 
 
 def adaptation(number: int) -> Task:
@@ -76,7 +76,7 @@ def adaptation(number: int) -> Task:
         deadline=deadline,
         drift=Drift(after, time, time, 0.0, channels) if count else None,
         pretraining=_CLEAN,
-        rent=_log_uniform(draws, *PRICES),
+        price=_log_uniform(draws, *PRICES),
         family="adaptation",
     )
 
@@ -160,7 +160,7 @@ def _initial(
         decay="cosine",
         deadline=deadline,
         drift=Drift(after, time, time, 0.0) if comes else None,
-        rent=_log_uniform(draws, *PRICES),
+        price=_log_uniform(draws, *PRICES),
         family=family,
     )
 

@@ -137,7 +137,7 @@ def evaluate(
                 shipped=origin,
                 rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(variants)),
                 policy_episodes=None if grower is None else grower.episodes,
-                rents=[task.rent for task in hosts.fresh.tasks],
+                rents=[task.price for task in hosts.fresh.tasks],
             )
         )
     return join_parts(evaluations)

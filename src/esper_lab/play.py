@@ -74,7 +74,7 @@ class Rules:
 class Outcome:
     """Outcomes at the last step of H hosts under M members, ``[H, M]`` each.
 
-    Scores are expected accuracies of the committed hosts, in [0, 1]; utility is score minus rent.
+    Scores are expected accuracies of the committed hosts, in [0, 1]; utility is score minus price.
 
     Attributes:
         test_utility, validation_utility: utility with the score of either split.

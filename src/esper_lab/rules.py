@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Choices = NDArray[np.int_]
 
 STATIC_FEATURES = tuple(
-    HOST_FEATURES.index(name) for name in ("log_host_parameters", "log_rent", "remaining")
+    HOST_FEATURES.index(name) for name in ("log_host_parameters", "log_price", "remaining")
 )
 """Columns of the observation that are known before a host has trained."""
 CUTS = 20

@@ -38,11 +38,11 @@ class ShippedControls(msgspec.Struct, frozen=True):
     def first(self, tasks: Sequence[Task]) -> list[Rung]:
         """The rungs on the first hosts, which have the ``tasks``.
 
-        Scores are not stored: they are what remains of utility once the rent is not paid.
+        Scores are not stored: they are what remains of utility once the price is not paid.
         """
         hosts = len(tasks)
         sizes = np.array([task.host.parameter_count for task in tasks])
-        prices = np.array([task.rent for task in tasks])
+        prices = np.array([task.price for task in tasks])
 
         def score(rung: Rung) -> list[float]:
             price = prices * np.log1p(np.array(rung.added[:hosts]) / sizes)

@@ -58,16 +58,16 @@ def test_a_larger_host_pays_rent_for_what_it_has_more(monkeypatch, change):
     own, other = TASKS[0].host.parameter_count, change(TASKS[0]).host.parameter_count
     more = max(0, other - own)
     assert (found.added == more).all()
-    rent = TASKS[0].rent * np.log1p(more / own)
-    np.testing.assert_allclose(found.test_utility, found.test_score - rent)
-    np.testing.assert_allclose(found.validation_utility, found.validation_score - rent)
+    price = TASKS[0].price * np.log1p(more / own)
+    np.testing.assert_allclose(found.test_utility, found.test_score - price)
+    np.testing.assert_allclose(found.validation_utility, found.validation_score - price)
 
 
 def test_a_tuned_copy_pays_rent_for_the_whole_host():
     found = play_baseline("full tuning", HOSTS, (1.0,))
     copy = tuned_copy(found, HOSTS)
     assert (copy.added == TASKS[0].host.parameter_count).all()
-    rents = np.array([[task.rent] for task in HOSTS.tasks])
+    rents = np.array([[task.price] for task in HOSTS.tasks])
     np.testing.assert_allclose(copy.test_utility, found.test_score - rents * np.log(2.0))
     np.testing.assert_array_equal(copy.test_score, found.test_score)
 

@@ -109,7 +109,7 @@ def test_every_policy_acts_as_its_name_says(found: Diagnosis) -> None:
 def test_gain_is_measured_on_test_against_the_twin_and_validation_stands_beside_it(
     found: Diagnosis,
 ) -> None:
-    """Recomputed from the engine: the committed hosts, their twins, and the rent."""
+    """Recomputed from the engine: the committed hosts, their twins, and the price."""
     config = GrowthConfig(
         seed=2,
         group_size=2,
@@ -122,16 +122,16 @@ def test_gain_is_measured_on_test_against_the_twin_and_validation_stands_beside_
     collect(env, ScheduleActor(Schedule.everything(6, TASK.host.slots)), 0)
     (shard,) = env.shards
     everything, never = found.results["everything"], found.results["never"]
-    rent = 0.05 * torch.log1p(shard._added(last=True) / TASK.host.parameter_count)
-    assert bool((rent > 0.0).all())
+    price = 0.05 * torch.log1p(shard._added(last=True) / TASK.host.parameter_count)
+    assert bool((price > 0.0).all())
     for split, ending in (("test", everything.test), ("validation", everything.validation)):
         scores = shard.engine.committed_scores(shard.state, 29, split)
         assert ending.accuracy.tolist() == pytest.approx(scores.accuracy[:6].tolist())
         assert ending.loss.tolist() == pytest.approx(scores.loss[:6].tolist(), rel=1e-5)
         if split == "test":
             own, twins = scores.expected[:6], scores.expected[6:].repeat_interleave(2)
-            assert ending.utility.tolist() == pytest.approx((own - rent).tolist(), abs=1e-6)
-            assert ending.gain.tolist() == pytest.approx((own - rent - twins).tolist(), abs=1e-6)
+            assert ending.utility.tolist() == pytest.approx((own - price).tolist(), abs=1e-6)
+            assert ending.gain.tolist() == pytest.approx((own - price - twins).tolist(), abs=1e-6)
     assert not torch.equal(everything.test.accuracy, everything.validation.accuracy)
     for ending in (never.test, never.validation):
         assert ending.gain.abs().max() < 1e-6

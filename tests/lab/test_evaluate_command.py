@@ -77,7 +77,7 @@ def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> 
 
     def draw(number: int) -> Task:
         length = (12, 8)[number % 2]
-        drawn = {"episode_length": length, "rent": 0.05 * (1 + number % 4)}
+        drawn = {"episode_length": length, "price": 0.05 * (1 + number % 4)}
         return replace(tiny(number // 2 % 2), name=f"mixed:{number}", family="mixed", **drawn)
 
     add_family(Family("mixed", "mixed", draw, training=40, held_out=4))

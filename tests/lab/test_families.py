@@ -52,7 +52,7 @@ def circumstances(task: Task) -> tuple:
     drift = task.drift
     window = drift and (drift.earliest, drift.latest, drift.never, drift.channels, task.deadline)
     sample = task.data.make.args  # type: ignore[attr-defined]
-    return (task.name, task.rent, shifts_of(task), sample, window)
+    return (task.name, task.price, shifts_of(task), sample, window)
 
 
 def test_a_draw_depends_on_its_number_alone():
@@ -68,7 +68,7 @@ def test_one_seed_draws_the_shifts_of_adaptation_in_its_first_quarter():
     steps = Counter()
     for own, other in zip(map(one_seed, range(1200)), DRAWS, strict=True):
         assert shifts_of(own) == shifts_of(other)
-        assert (own.rent, own.deadline, own.max_seeds) == (other.rent, other.deadline, 1)
+        assert (own.price, own.deadline, own.max_seeds) == (other.price, other.deadline, 1)
         assert (own.drift is None) == (other.drift is None)
         if own.drift is not None:
             assert own.drift.channels == other.drift.channels
@@ -141,7 +141,7 @@ def test_the_shares_of_the_circumstances_are_those_of_the_description():
     assert 0.55 < times.max() <= 0.6
     deadlines = np.array([task.deadline for task in DRAWS])
     np.testing.assert_allclose(np.quantile(deadlines, [0, 0.5, 1]), [0.7, 0.85, 1.0], atol=0.03)
-    prices = np.log([task.rent for task in DRAWS])
+    prices = np.log([task.price for task in DRAWS])
     low, high = np.log(PRICES)
     assert low <= prices.min()
     assert prices.max() <= high

@@ -88,9 +88,9 @@ def test_two_data_orders_share_the_initial_hosts(monkeypatch):
 
 def test_utility_is_score_minus_the_rent_of_the_task(plans: Outcome):
     size = TASKS[0].host.parameter_count
-    rent = TASKS[0].rent * np.log1p(plans.added / size)
-    np.testing.assert_allclose(plans.test_utility, plans.test_score - rent, atol=1e-6)
-    np.testing.assert_allclose(plans.validation_utility, plans.validation_score - rent, atol=1e-6)
+    price = TASKS[0].price * np.log1p(plans.added / size)
+    np.testing.assert_allclose(plans.test_utility, plans.test_score - price, atol=1e-6)
+    np.testing.assert_allclose(plans.validation_utility, plans.validation_score - price, atol=1e-6)
     slot = TASKS[0].host.slots[-1]
     assert {*plans.added[:, 2]} == {max(slot.layouts[kind].size for kind in slot.kinds)}
     assert (plans.added[:, 1] > 0).all()

@@ -75,7 +75,7 @@ def test_every_third_has_its_hosts_and_means_with_intervals():
     assert added[0] > 3 * added[2]
 
 
-def test_scores_pay_no_rent():
+def test_scores_pay_no_price():
     for row in front(FOUND):
         if row.rung == "never grow":
             assert row.score == pytest.approx(row.utility)

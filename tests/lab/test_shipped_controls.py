@@ -140,8 +140,8 @@ def test_the_file_is_small_and_read_as_it_was_written(monkeypatch, tmp_path: Pat
     assert len(found.first(tasks)[0].utility) == 7
 
 
-def test_scores_follow_from_utility_and_rent():
-    tasks = [replace(tiny(number), rent=0.1 * (1 + number)) for number in range(7)]
+def test_scores_follow_from_utility_and_price():
+    tasks = [replace(tiny(number), price=0.1 * (1 + number)) for number in range(7)]
     for rung, stored in zip(CONTROLS.first(tasks), CONTROLS.rungs, strict=True):
         assert rung.score is not None
         assert stored.score is None
@@ -149,7 +149,7 @@ def test_scores_follow_from_utility_and_rent():
             tasks, rung.score, rung.utility, rung.added, strict=True
         ):
             expected = utility(
-                torch.tensor(score), torch.tensor(added), task.host.parameter_count, task.rent
+                torch.tensor(score), torch.tensor(added), task.host.parameter_count, task.price
             )
             assert paid == pytest.approx(float(expected), abs=1e-6)
 

@@ -102,7 +102,7 @@ def test_a_blind_twin_sees_scores_and_signals_of_the_donor_and_the_rest_of_its_o
 
 def test_every_feature_is_a_score_or_known_without_looking():
     own = {"progress", "remaining", "action_success", "log_host_parameters", "log_growth"}
-    own |= {"budget_left", "log_rent"} | {
+    own |= {"budget_left", "log_price"} | {
         n for n in HOST_FEATURES if n.startswith(("share_", "last_"))
     }
     assert {*HOST_FEATURES} - {*SCORES} == own

@@ -273,14 +273,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory):
         ("hosts", "  T* buffers; ", "  T* buffers; int64_t extra; ", "TrainCall.extra is 64"),
         ("policy", "cell_after; ", "cell_after; int64_t extra; ", "PolicyCall.extra is"),
         # A missing field, swapped fields, another type, another value of an enumerator.
-        ("step", "int64_t hold, up, down;", "int64_t hold, up;", "Modes.down is missing"),
-        ("step", "int64_t hold, up, down;", "int64_t hold, down, up;", "Modes.up is 16"),
-        (
-            "step",
-            "  float host_parameters, ",
-            "  double host_parameters, ",
-            "StepSpec.host_parameters is",
-        ),
+        ("policy", "int32_t ops, op_width;", "int32_t ops;", "PolicySpec.op_width is missing"),
+        ("policy", "int32_t ops, op_width;", "int32_t op_width, ops;", "PolicySpec.ops is 32"),
+        ("policy", "int64_t steps, ", "int32_t steps, ", "PolicyCall.environments is 4"),
         ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light is 1"),
     ],
 )
@@ -290,8 +285,10 @@ def test_library_with_another_layout_is_refused(compiled, part, before, after, n
         check_layout(compiled(part, before, after))
 
 
-def test_call_needs_exactly_its_fields() -> None:
-    calls = definitions("step")
+def test_call_needs_exactly_its_fields(tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "calls.h").write_text("struct Modes {\n  int64_t hold, up, down;\n};\n")
+    calls = definitions("step", tmp_path)
     assert calls.Modes(hold=1, up=2, down=3).down == 3
     with pytest.raises(TypeError, match="Modes: missing or unknown: down"):
         calls.Modes(hold=1, up=2)
@@ -404,7 +401,7 @@ def test_library_is_clean_under_sanitisers(tmp_path: Path):
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
     oracles = [tests / "tolaria" / f"test_{what}_oracle.py" for what in ("training", "measure")]
     policy = tests / "tamiyo" / "policy" / "test_native_policy.py"
-    files = [*oracles, policy, tests / "simic" / "growth" / "test_native_step.py"]
+    files = [*oracles, policy]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
         + [str(path) for path in files]

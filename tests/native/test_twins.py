@@ -60,9 +60,8 @@ def test_twin_comments_in_cpp_and_python_agree() -> None:
     assert cpp - python == set(), "Python does not name these"
     assert python - cpp == set(), "C++ does not name these, or has them no more"
     rules = {name for *_, name in python}
-    for rule in ("kasmina.lifecycle.tick", "tolaria.governor.DivergenceDetector.check"):
-        assert rule in rules
-    assert len(python) > 50
+    assert "tamiyo.policy.action_masks.MaskedCategorical.entropy" in rules
+    assert len(python) > 20
 
 
 def test_every_twin_comment_has_the_parsed_form() -> None:

@@ -24,7 +24,6 @@ build.cpu_features = lambda: frozenset(sys.argv[1:])
 import torch
 from esper.runtime.tasks import find
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.native_step import NativeStep
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tolaria.precision import Precision
@@ -40,7 +39,6 @@ for _ in range(10):
     observation = step.observation
     assert step.report.scores.loss.isfinite().all()
 assert step.done and environment.backend_name == "native"
-assert all(type(shard.functions) is NativeStep for shard in environment.shards)
 print(library.library()._name)
 """
 

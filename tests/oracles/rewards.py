@@ -52,7 +52,7 @@ class Moment:
     previous_gain: float
     host_parameters: int
     added: int
-    rent: float
+    price: float
 
     @property
     def imp(self) -> float:
@@ -60,7 +60,7 @@ class Moment:
 
     @property
     def utility(self) -> float:
-        return self.score - self.rent * math.log(1.0 + self.added / self.host_parameters)
+        return self.score - self.price * math.log(1.0 + self.added / self.host_parameters)
 
     def named(self, op: Op) -> Seed | None:
         """The seed that ``op`` acted on."""

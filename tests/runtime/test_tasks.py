@@ -232,14 +232,15 @@ def test_data_that_do_not_fit_the_host_are_refused_before_and_after_a_drift(afte
         ({"max_batches": 0}, "max_batches: .*'mine'"),
         ({"batch_size": 1}, "batch_size: .*'mine'"),
         ({"max_seeds": 0}, "max_seeds: .*'mine'"),
-        ({"rent": -0.1}, "rent: must be 0 or more, got -0.1 in the task 'mine'"),
-        ({"rent": float("nan")}, "rent: must be 0 or more, got nan"),
+        ({"price": -0.1}, "price: must be 0 or more, got -0.1 in the task 'mine'"),
+        ({"price": float("nan")}, "price: must be 0 or more, got nan"),
+        ({"rent": 0.1}, "rent: the price of parameters is called price; write price=0.1 in the"),
     ],
 )
 def test_an_invalid_budget_or_price_is_refused(settings: dict, says: str):
     with pytest.raises(UsageError, match=f"^{says}"):
         Task("mine", "mine", find("digits").host, data.digits, **settings)
-    assert Task("mine", "mine", find("digits").host, data.digits, rent=0.0).rent == 0.0
+    assert Task("mine", "mine", find("digits").host, data.digits, price=0.0).price == 0.0
 
 
 @pytest.mark.parametrize("settings", [{"steps": 0}, {"hosts": 0}, {"learning_rate": 0.0}])

@@ -32,9 +32,9 @@ def test_utility_has_the_rent_and_the_diamonds_are_a_gain_apart(tmp_path: Path) 
     ).to_pydict()
     host = find("digits_shift").host.parameter_count
     assert max(steps["added_parameters"]) > 0
-    rent = 0.05 * np.log(1 + np.array(steps["added_parameters"]) / host)
+    price = 0.05 * np.log(1 + np.array(steps["added_parameters"]) / host)
     np.testing.assert_allclose(
-        growth.grown, 100 * (np.array(steps["expected_accuracy"]) - rent), rtol=1e-5
+        growth.grown, 100 * (np.array(steps["expected_accuracy"]) - price), rtol=1e-5
     )
     SCRIPT["write_svg"](growth, tmp_path / "growth.svg")
     assert growth.title in (tmp_path / "growth.svg").read_text()

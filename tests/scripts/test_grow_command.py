@@ -81,9 +81,9 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
     )
     assert len(re.findall(r"(validation|test) accuracy: .* %, its never-grow twin .* %", text)) == 2
     grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
-    rent = 0.05 * math.log(1.0 + grown.added / 438)
+    price = 0.05 * math.log(1.0 + grown.added / 438)
     own, twin = (scores["test"].expected for scores in (grown.scores, grown.twin_scores))
-    assert grown.gain == pytest.approx(100.0 * float(own - twin - rent), abs=1e-3)
+    assert grown.gain == pytest.approx(100.0 * float(own - twin - price), abs=1e-3)
     assert f"gain: {grown.gain:+.1f} points of test utility" in text
     assert f"on validation {grown.validation_gain:+.1f}" in text
     module = torch.export.load(out).module()

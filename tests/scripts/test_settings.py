@@ -159,7 +159,7 @@ OLD: dict[str, tuple[Any, dict[str, Any] | str]] = {
     "param_budget": (500_000, {}),
     "param_penalty_weight": (0.1, {}),
     "sparse_reward_scale": (1.0, {}),
-    "rent_host_params_floor": (200, "rent"),
+    "rent_host_params_floor": (200, "price"),
     "basic_acc_delta_weight": (5.0, {}),
     "plateau_threshold": (0.5, "the policy observes the accuracy history"),
     "improvement_threshold": (2.0, "the policy observes the accuracy history"),
@@ -204,7 +204,7 @@ def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
     ("given", "says"),
     [
         ({"max_grad_norm": 0.5}, "max_gradient_norm is the policy's clip"),
-        ({"param_budget": 80_000}, "parameters are priced by rent"),
+        ({"param_budget": 80_000}, "parameters have a price"),
         ({"chunk_length": 75, "max_epochs": 150}, "whole episodes"),
         ({"chunk_length": 150}, "whole episodes"),
         ({"entropy_coef_start": 0.15, "entropy_coef_end": 0.08}, "entropy_decay"),

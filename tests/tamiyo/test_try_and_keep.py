@@ -88,7 +88,9 @@ def test_only_the_best_are_kept():
 
 
 def test_the_price_decides():
-    cheap, dear = (observed(KEEPING, [0.04] * SLOTS, share=0.5, rent=rent) for rent in (0.02, 0.2))
+    cheap, dear = (
+        observed(KEEPING, [0.04] * SLOTS, share=0.5, price=price) for price in (0.02, 0.2)
+    )
     assert chosen(actor(), cheap, DECISION)[0] is Op.FOSSILISE
     assert chosen(actor(), dear, DECISION)[0] is Op.PRUNE
     expected = torch.tensor([[0.04 - 0.2 * 0.5] * SLOTS])

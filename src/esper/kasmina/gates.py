@@ -32,7 +32,6 @@ BLENDING_STAGES = (Stage.BLENDING, Stage.HOLDING)
 _CHANGEABLE = StageSets(BLENDING_STAGES, PRUNABLE)
 
 
-# Native twin: step/gates.h, may_germinate, may_advance, may_fossilise.
 def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gate, Tensor]:
     """Which slots meet the condition of each gate, bool ``[N, S]`` per gate.
 
@@ -71,7 +70,6 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
     }
 
 
-# Native twin: step/gates.h, mark_legal.
 def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
     """The slots in which each operation is legal, bool ``[N, ops, S]``; all true for WAIT.
 

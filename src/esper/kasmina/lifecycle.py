@@ -94,7 +94,6 @@ class Rules:
         return cls(*ages, max_seeds, strict, one_at_a_time)
 
 
-# Native twin: step/lifecycle.h, is_legal, act.
 def apply(
     state: SeedState, actions: Tensor, legal: Tensor, kinds: Tensor
 ) -> tuple[SeedState, Tensor]:
@@ -128,7 +127,6 @@ def last_options(slots: int, device: torch.device) -> Tensor:
     return cached_tensor(tuple(widths[head] - 1 for head in HEADS), device)
 
 
-# Native twin: step/lifecycle.h, operate.
 def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> SeedState:
     """The seeds after each slot's operation.
 
@@ -166,14 +164,12 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
     return _at_rest(replace(state, pruning=state.pruning | fading), prunes & ~fading)
 
 
-# Native twin: step/lifecycle.h, roll_back.
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
     """Prune all seeds that are not fossilised in the environments ``where``, bool ``[N]``."""
     where = where[:, None] & _CAN_BE_PRUNED[state.stage]
     return _at_rest(_in_stage(state, state.stage.masked_fill(where, Stage.PRUNED)), where)
 
 
-# Native twin: step/lifecycle.h, tick.
 def tick(state: SeedState, rules: Rules) -> SeedState:
     """The seeds one environment step later: alpha ramps, ages and embargoes advance."""
     pruned, embargoed, resetting = _TIMERS.of(state.stage)
@@ -201,7 +197,6 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     return _at_rest(later, faded_out).emptied(resetting)
 
 
-# Native twin: step/lifecycle.h, progress.
 def progress(curve: Tensor, time: Tensor) -> Tensor:
     """Progress of a ramp at ``time``, both in [0, 1]; every ``Curve`` rises from 0 to 1."""
     cosine = 0.5 * (1.0 - torch.cos(torch.pi * time))
@@ -222,14 +217,12 @@ def sigmoids(device: torch.device) -> Tensor:
         return torch.stack([steepness, low, high - low], 1)
 
 
-# Native twin: step/lifecycle.h, enter.
 def _in_stage(state: SeedState, stage: Tensor) -> SeedState:
     """The seeds moved to ``stage``; where the stage changes, its age restarts at 0."""
     stage_age = state.stage_age.masked_fill(stage != state.stage, 0)
     return replace(state, stage=stage, stage_age=stage_age)
 
 
-# Native twin: step/lifecycle.h, stop.
 def _at_rest(state: SeedState, where: Tensor) -> SeedState:
     """The seeds with alpha 0 and no ramp in the slots ``where``."""
     return replace(
@@ -240,7 +233,6 @@ def _at_rest(state: SeedState, where: Tensor) -> SeedState:
     )
 
 
-# Native twin: step/lifecycle.h, begin_ramp.
 def _ramp(
     state: SeedState, where: Tensor, target: Tensor, steps: Tensor, curve: Tensor
 ) -> SeedState:

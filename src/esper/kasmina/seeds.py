@@ -184,7 +184,6 @@ class SeedSignals(_Record):
         zeros = torch.zeros(shape, device=device)
         return replace(signals, contribution_velocity=zeros, exploding=zeros.bool())
 
-    # Native twin: step/signals.h, enter.
     def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
         """The signals after an action that took seeds from ``before`` to ``after``.
 

@@ -51,7 +51,7 @@ COMPUTING = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 """Stages in which a seed takes part in the training pass."""
 
 ACTING = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
-"""Stages in which a seed may change the host's output, and so pays rent."""
+"""Stages in which a seed may change the host's output, and so pays the price."""
 
 DEVELOPING = (
     Stage.GERMINATED,

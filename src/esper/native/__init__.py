@@ -1,7 +1,6 @@
-"""The native library in C++: hosts, policy, and the bookkeeping of a step.
+"""The native library in C++: hosts and policy.
 
 ``build`` compiles ``src`` or finds a compiled library, ``structures`` reads the structures of each
 ``calls.h``, ``library`` loads the library and returns its functions, ``pointers`` passes tensors.
-The modules ``tolaria.backends.native``, ``tamiyo.policy.native_network`` and
-``simic.growth.native_step`` call it.
+The modules ``tolaria.backends.native`` and ``tamiyo.policy.native_network`` call it.
 """

@@ -34,7 +34,6 @@ FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", 
 UNITS = {
     "hosts": "-ffp-contract=fast",
     "policy": "-ffp-contract=fast",
-    "step": "-ffp-contract=off",  # to round sums of products as torch does
 }
 """The parts of the library with their contraction flags, the slowest to compile first."""
 INSTRUCTION_SETS = {

@@ -16,7 +16,7 @@ from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """Suffix of function names for each dtype."""
-_OUT_OF_MEMORY, _FAILED, _OTHER_FEATURES = 1, 2, 3
+_OUT_OF_MEMORY, _FAILED = 1, 2
 _log = logging.getLogger(__name__)
 Function = Callable[..., int]
 
@@ -106,11 +106,6 @@ def _check(result: int, _: Any, __: Any) -> int:
         raise MemoryError("the native backend ran out of memory")
     if result == _FAILED:
         raise RuntimeError("the native backend failed")
-    if result == _OTHER_FEATURES:
-        raise RuntimeError(
-            "step/observe.h and tamiyo/policy/features.py differ in the number of features; "
-            "make them the same"
-        )
     return result
 
 

@@ -7,14 +7,6 @@ import torch
 from torch import Tensor
 
 
-def address(tensor: Tensor, dtype: torch.dtype, count: int) -> int:
-    """The address of a contiguous tensor of ``count`` elements; the caller keeps it alive."""
-    assert tensor.dtype is dtype
-    assert tensor.is_contiguous()
-    assert tensor.numel() == count
-    return tensor.data_ptr()
-
-
 def addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[ctypes.c_void_p]":
     """An array of addresses of contiguous tensors; the caller keeps the tensors alive."""
     assert all(tensor.is_contiguous() for tensor in tensors)

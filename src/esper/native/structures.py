@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SOURCE = Path(__file__).parent / "src"
-PARTS = ("hosts", "policy", "step")
+PARTS = ("hosts", "policy")
 """The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``."""
 
 _NUMBERS: dict[str, type] = {
@@ -50,11 +50,6 @@ class Struct(ctypes.Structure):
                 f"{type(self).__name__}: missing or unknown: {', '.join(sorted(wrong))}"
             )
         super().__init__(**fields)
-
-    @classmethod
-    def names_of(cls, kind: type) -> tuple[str, ...]:
-        """Names of the fields of type ``kind``."""
-        return tuple(name for name, type_, *_ in cls._fields_ if type_ is kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class LifecycleController:
             last_op=torch.zeros(1, dtype=torch.long),
             success=torch.ones(1, dtype=torch.bool),
             rolled_back=torch.zeros(1, dtype=torch.bool),
-            log_rent=log_price(torch.tensor([price])),
+            log_price=log_price(torch.tensor([price])),
             deadline=torch.ones(1, dtype=torch.float64),
         )
 

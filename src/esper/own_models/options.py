@@ -33,7 +33,7 @@ from esper.own_models.samples import (
     unpack,
 )
 from esper.tamiyo.baselines import Actor
-from esper.tamiyo.policy.features import USUAL_RENT
+from esper.tamiyo.policy.features import USUAL_PRICE
 
 Callback = Callable[[EpochRecord], object]
 """Called after every epoch; training ends if it returns True."""
@@ -52,7 +52,7 @@ class GrowthOptions:
     """Names of modules behind which seeds may grow; found by default."""
     higher_is_better: bool = setting(True, in_recipe=True)
     """Whether scores, or the metric, are like accuracies (1 is perfect) or like losses."""
-    price: float = setting(USUAL_RENT, within=NOT_NEGATIVE, flag=float)
+    price: float = setting(USUAL_PRICE, within=NOT_NEGATIVE, flag=float)
     """Validation score that growth by a factor of e must gain to pay."""
     max_parameters: int | None = setting(None, within=up_to(10**15), flag=int | None)
     """Most parameters of the network with all its seeds."""

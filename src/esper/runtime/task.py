@@ -1,7 +1,7 @@
 """The definition of a task: host, data and recipe."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -154,8 +154,9 @@ class Task:
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
-        rent: price of parameters, see ``simic.growth.rewards.utility``.
+        price: price of parameters, see ``simic.growth.rewards.utility``.
         family: name of the family that the task was drawn from, if any.
+        rent: the former name of ``price``, which is refused.
 
     Raises:
         UsageError: a budget is too small, a number of the recipe is out of range, data are split
@@ -181,10 +182,16 @@ class Task:
     drift: Drift | None = None
     augmentation: Augmentation | None = None
     pretraining: Pretraining | None = None
-    rent: float = 0.05
+    price: float = 0.05
     family: str | None = None
+    rent: InitVar[None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, rent: object) -> None:
+        if rent is not None:
+            raise UsageError(
+                f"rent: the price of parameters is called price; write price={rent} "
+                f"in the task {self.name!r}"
+            )
         host_rate = self.host_learning_rate
         for field, fits, rule in (
             ("episode_length", self.episode_length >= 1, "be at least 1"),
@@ -208,8 +215,10 @@ class Task:
                 f"drift: block must be less than {blocks}, the number of blocks of the host whose "
                 f"channels can shift, got {shift.block} in the task {self.name!r}"
             )
-        if not self.rent >= 0.0:
-            raise UsageError(f"rent: must be 0 or more, got {self.rent} in the task {self.name!r}")
+        if not self.price >= 0.0:
+            raise UsageError(
+                f"price: must be 0 or more, got {self.price} in the task {self.name!r}"
+            )
         if len(set(self._split_seeds())) > 1:
             raise UsageError(
                 f"data: the task {self.name!r} splits its data with the seeds "

@@ -90,7 +90,7 @@ def _shift_summary(pixels: int, noise: float) -> str:
 _FAST, _CONSTANT = {"learning_rate": 1e-1}, {"decay": "constant"}
 # The host is too small for digits at any of these shifts, so growing pays.
 _add_digits("digits_shift", _shift_summary(2, 0.1), shift=2, noise=0.1)
-# The host is large enough and learns fast, so no seed is worth its rent.
+# The host is large enough and learns fast, so no seed is worth its price.
 _AMPLE = replace(_host(8, 16), pools=2, slot_names=("r0c1", "r1c1"))
 _add_digits("digits", "digits as they are", _AMPLE)
 # Smaller shifts than digits_shift.

@@ -108,8 +108,6 @@ class HostView(Protocol):
 class TorchStep:
     """The bookkeeping of one shard, for every device and dtype.
 
-    ``NativeStep`` computes the same functions with the native library.
-
     Args:
         engine: the hosts.
         count: number of environments among the rows.
@@ -142,7 +140,6 @@ class TorchStep:
         """See ``DivergenceDetector.check``; ``acted`` is the seeds' state during the epoch."""
         return governor.check(epoch, scores, acted.computing)
 
-    # Native twin: step/pass.h, advance_lifecycle.
     def advance_lifecycle(
         self,
         acted: SeedState,
@@ -180,7 +177,6 @@ class TorchStep:
         kept = measured.forget(~state.living)
         return self._rows(state, measured, kept, parameters, seed_parameters_max)
 
-    # Native twin: step/observe.h, observe.
     def observe(
         self, progress: Progress, now: RowsAfterStep, score: Tensor, twin_score: Tensor
     ) -> Features:

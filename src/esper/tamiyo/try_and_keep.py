@@ -26,7 +26,7 @@ from esper.tamiyo.policy.features import (
     HOST_FEATURES,
     SCORE_FEATURE_SCALE,
     SLOT_FEATURES,
-    USUAL_RENT,
+    USUAL_PRICE,
     Observation,
 )
 
@@ -97,9 +97,9 @@ class Trial:
 class TryAndKeepActor:
     """Plants a seed in every slot and keeps the best that pay their price.
 
-    From the step of the decision on, seeds are ranked by contribution minus rent. Those that do not
-    pay, or are not among the best, are pruned one per step, the worst first; then the others are
-    fossilised. A seed that is not fossilised at the end does not count.
+    From the step of the decision on, seeds are ranked by contribution minus price. Those that do
+    not pay, or are not among the best, are pruned one per step, the worst first; then the others
+    are fossilised. A seed that is not fossilised at the end does not count.
 
     Args:
         trial: one row per environment, with as many slots as the observations.
@@ -193,13 +193,13 @@ def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor,
 
 
 def seed_worth(observation: Observation) -> Tensor:
-    """Contribution of each seed minus the rent of its parameters alone, ``[N, S]``.
+    """Contribution of each seed minus the price of its parameters alone, ``[N, S]``.
 
     -inf where no contribution is known.
     """
-    price = USUAL_RENT * observation.host[:, HOST_FEATURES.index("log_rent")].exp()
-    rent = price[:, None] * feature(observation, "log_seed_share")
-    worth = feature(observation, "contribution") / SCORE_FEATURE_SCALE - rent
+    price = USUAL_PRICE * observation.host[:, HOST_FEATURES.index("log_price")].exp()
+    cost = price[:, None] * feature(observation, "log_seed_share")
+    worth = feature(observation, "contribution") / SCORE_FEATURE_SCALE - cost
     return torch.where(feature(observation, "contribution_known") > 0.0, worth, -torch.inf)
 
 

@@ -49,7 +49,7 @@ class TryInTurnActor:
     """Plants one seed at a time, and the next one only where the last did not pay.
 
     It decides about a seed that is old enough and whose contribution is known: if that is at
-    most the rent of its parameters, it is pruned and the next slot is tried; else it is fossilised
+    most the price of its parameters, it is pruned and the next slot is tried; else it is fossilised
     as soon as that is legal, and nothing else is planted.
 
     Args:

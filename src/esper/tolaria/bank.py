@@ -129,7 +129,7 @@ class DataBank:
         self.host_rates = tensor_of([_host_rate(task) for task in self.tasks], dtype)
         tunings = [TUNINGS.index(task.tuning) for task in self.tasks]
         self.tunings = tensor_of(tunings, torch.long) if any(tunings) else None
-        self.rents = tensor_of([task.rent for task in self.tasks], dtype)
+        self.prices = tensor_of([task.price for task in self.tasks], dtype)
         self.deadlines = tensor_of([task.deadline for task in self.tasks], torch.float64)
         self.cosine = tensor_of([task.decay == "cosine" for task in self.tasks], torch.bool)
         self.channel_shifts = {

@@ -275,7 +275,6 @@ class Engine:
         """Index of the data set that each group learns from at ``step``, int64 ``[G]``."""
         return torch.where(step >= self.switch_step, self._after, self._before)
 
-    # Native twin: step/pass.h, seed_parameters.
     def seed_parameters(self, state: SeedState) -> Tensor:
         """Parameter count of each living seed, int64 ``[N, S]``; 0 in other slots."""
         slot = torch.arange(len(self.slots), device=self.device)

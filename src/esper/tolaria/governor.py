@@ -81,7 +81,6 @@ class DivergenceDetector:
         self.strikes = torch.zeros(rows, dtype=torch.long, device=device)
         self.healthy = torch.ones(rows, dtype=torch.bool, device=device)
 
-    # Native twin: step/governor.h, check_row.
     def check(self, epoch: EpochResult, scores: Scores, computing: Tensor) -> Tensor:
         """Check a step, and append healthy losses to the history.
 

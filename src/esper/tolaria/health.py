@@ -19,7 +19,6 @@ RATIO_FLOOR = 1e-8
 """Added to the root-mean-square gradient of the host, the denominator of the ratio."""
 
 
-# Native twin: step/signals.h, gradient_health.
 def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor, Tensor]:
     """Health ``1 - 0.5 f_v - 0.8 f_e`` in [0, 1], and whether any gradient explodes.
 
@@ -42,7 +41,6 @@ def gradient_health(tensor_norms: Tensor, tensor_counts: Tensor) -> tuple[Tensor
     return health.masked_fill(infinite.any(-1), 0.0), exploding > 0
 
 
-# Native twin: step/signals.h, measured.
 def updated_signals(
     previous: SeedSignals,
     state: SeedState,
@@ -107,7 +105,6 @@ def _tensor_counts(slots: tuple[SlotSpec, ...], blueprint: Tensor) -> Tensor:
     return table[torch.arange(len(slots), device=blueprint.device), blueprint]
 
 
-# Native twin: step/signals.h, smoothed_ratio.
 def _smoothed_ratio(
     previous: SeedSignals, epoch: EpochResult, seed_parameters: Tensor, host_parameters: int
 ) -> Tensor:

@@ -1,6 +1,6 @@
 """Episodes for the tests of rewards: the real lifecycle under random legal actions.
 
-Measurements are random numbers; states, births, parameters and rent are computed as in a real run.
+Measurements are random numbers; states, births, parameters and price are computed as in a real run.
 """
 
 from collections.abc import Callable
@@ -33,14 +33,14 @@ class World:
     Attributes:
         accuracy, score, twin: before the first step and after each step, ``[T + 1, N]``.
         contribution: of each step, used where a seed acts, ``[T, N, S]``.
-        rent: price of parameters, ``[N]``.
+        price: price of parameters, ``[N]``.
     """
 
     accuracy: Tensor
     score: Tensor
     twin: Tensor
     contribution: Tensor
-    rent: Tensor
+    price: Tensor
     host_parameters: int = 500
 
     @classmethod
@@ -141,10 +141,10 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
                 host_parameters=world.host_parameters,
                 seed_parameters=size,
                 added=added,
-                rent=world.rent,
+                price=world.price,
             )
         )
-        worth = utility(world.score[now], added, world.host_parameters, world.rent)
+        worth = utility(world.score[now], added, world.host_parameters, world.price)
         gain = worth - world.twin[now]
         state = after
     return episode
@@ -194,7 +194,7 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         score=float(inputs.score[row]),
         twin_score=float(inputs.twin_score[row]),
         previous_gain=float(inputs.previous_gain[row]),
-        rent=float(inputs.rent[row]),
+        price=float(inputs.price[row]),
         host_parameters=inputs.host_parameters,
         added=int(inputs.added[row]),
     )

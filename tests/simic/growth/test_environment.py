@@ -167,7 +167,7 @@ def test_the_terminal_return_is_the_final_utility(garden) -> None:
 
 
 def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> None:
-    """Rent is charged from BLENDING on; the score is the mean of up to three steps."""
+    """The price is charged from BLENDING on; the score is the mean of up to three steps."""
     expected = torch.stack([s.report.scores.expected for s in garden.steps])
     twins = torch.stack([s.report.twin_scores.expected for s in garden.steps])
     for n in range(8):
@@ -182,8 +182,8 @@ def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> 
                 if after.stage[n, s] in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
             )
             recent = slice(t - 2, t + 1)
-            rent = 0.05 * math.log(1.0 + added / HOST_PARAMETERS)
-            gain = (expected[recent, n] - twins[recent, n]).mean().item() - rent
+            price = 0.05 * math.log(1.0 + added / HOST_PARAMETERS)
+            gain = (expected[recent, n] - twins[recent, n]).mean().item() - price
             if t > 3:
                 found = garden.rewards[t, n].item()
                 assert found == pytest.approx(10.0 * (gain - before), abs=1e-9)

@@ -86,14 +86,14 @@ def test_the_random_episodes_cover_the_whole_lifecycle() -> None:
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 10**7), st.integers(1, 10**7), st.floats(0.0, 1.0))
-def test_utility_is_the_score_minus_the_rent(score, added, host, rent) -> None:
-    expected = score - rent * math.log(1.0 + added / host)
-    assert utility(f64(score), torch.tensor(added), host, rent).item() == pytest.approx(expected)
+def test_utility_is_the_score_minus_the_price(score, added, host, price) -> None:
+    expected = score - price * math.log(1.0 + added / host)
+    assert utility(f64(score), torch.tensor(added), host, price).item() == pytest.approx(expected)
 
 
 def test_doubling_a_host_costs_three_and_a_half_points() -> None:
-    rent = find("digits_shift").rent
-    worth = [utility(f64(0.6), torch.tensor(added), 500, rent) for added in (0, 500)]
+    price = find("digits_shift").price
+    worth = [utility(f64(0.6), torch.tensor(added), 500, price) for added in (0, 500)]
     cost = worth[0] - worth[1]
     assert cost.item() == pytest.approx(0.05 * math.log(2.0))
     assert cost.item() == pytest.approx(0.0347, abs=1e-4)
@@ -103,9 +103,9 @@ def test_doubling_a_host_costs_three_and_a_half_points() -> None:
 @given(seeds, lengths, slot_counts)
 def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
-        rent = 0.1 * inputs.added / 500_000
+        price = 0.1 * inputs.added / 500_000
         grown = (1.0 + inputs.added / inputs.host_parameters).log()
-        gain = 1.0 + inputs.rent * grown  # the lower bounds of u and v
+        gain = 1.0 + inputs.price * grown  # the lower bounds of u and v
         shaped = 2.4 * slots
         bounds = {
             "terminal": (-10.0 * gain, 10.0),
@@ -113,7 +113,7 @@ def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
             "utility": (-10.0 * gain / length, 10.0 / length),
             "shaped": (-(103.0 * slots + 15.0), 103.0 * slots + 17.0),
             "simplified": (-(shaped + 0.01), 4.4 * slots + 3.0),
-            "basic": (-(shaped + 5.5 + rent), shaped + 55.3),
+            "basic": (-(shaped + 5.5 + price), shaped + 55.3),
             "sparse": (-1.0, 1.0),
         }
         for mode, (low, high) in bounds.items():
@@ -140,7 +140,7 @@ def test_paired_sums_to_terminal_minus_the_twin(seed, length) -> None:
 def test_terminal_sums_to_the_final_utility(seed, length) -> None:
     episode = random_episode(seed, length)
     end = episode[-1]
-    worth = utility(end.score, end.added, end.host_parameters, end.rent)
+    worth = utility(end.score, end.added, end.host_parameters, end.price)
     assert torch.equal(total("terminal", episode), 10.0 * worth)
 
 
@@ -148,7 +148,7 @@ def test_terminal_sums_to_the_final_utility(seed, length) -> None:
 @given(seeds, lengths)
 def test_utility_reward_sums_to_ten_times_the_mean_utility(seed, length) -> None:
     episode = random_episode(seed, length)
-    worth = [utility(i.score, i.added, i.host_parameters, i.rent) for i in episode]
+    worth = [utility(i.score, i.added, i.host_parameters, i.price) for i in episode]
     expected = 10.0 * torch.stack(worth).mean(0)
     torch.testing.assert_close(total("utility", episode), expected, rtol=0.0, atol=1e-9)
 

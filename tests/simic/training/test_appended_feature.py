@@ -9,14 +9,13 @@ from torch import Tensor
 
 from esper.leyline.config import unflatten
 from esper.runtime.tasks import find
-from esper.simic.growth import shard
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import resume_ppo, run_training
+from esper.tamiyo import step_functions
 from esper.tamiyo.policy import features
 from esper.tolaria.precision import Precision
 from small_runs import SMALL, tensors
@@ -29,11 +28,6 @@ SETTINGS = SMALL | {"rounds": 1, "episode_length": 6}
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = str(tmp_path_factory.mktemp("runs"))
     return run_training(unflatten(SETTINGS | {"telemetry_dir": place}), "ppo").path
-
-
-@pytest.fixture(autouse=True)
-def torch_bookkeeping(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard, "step_functions", step_functions.TorchStep)
 
 
 def append_features(patch: pytest.MonkeyPatch) -> None:

@@ -64,9 +64,9 @@ def test_test_scores_are_those_of_an_independent_measurement_of_the_final_hosts(
     rents = [0.05 * math.log(1.0 + added / 438) for added in outcome.added_parameters]
     expected = found.expected.tolist()
     gains = []
-    for i, rent in enumerate(rents):
-        assert outcome.test_utility[i] == pytest.approx(expected[i] - rent, abs=1e-6)
-        gains.append(100.0 * (expected[i] - rent - expected[ENVS + i // GROUP]))
+    for i, price in enumerate(rents):
+        assert outcome.test_utility[i] == pytest.approx(expected[i] - price, abs=1e-6)
+        gains.append(100.0 * (expected[i] - price - expected[ENVS + i // GROUP]))
     assert outcome.gain == pytest.approx(gains, abs=1e-4)
     assert summary.gain == pytest.approx(sum(gains) / ENVS, abs=1e-4)
     pairs = zip(outcome.utility, outcome.twin_utility, strict=True)

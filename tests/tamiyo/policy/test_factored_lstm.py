@@ -359,7 +359,7 @@ def test_a_new_policy_chooses_slots_and_choices_uniformly() -> None:
 
 
 def test_a_new_policy_prefers_alpha_target_one() -> None:
-    """A seed with a lower target pays rent and cannot be fossilised."""
+    """A seed with a lower target pays the price and cannot be fossilised."""
     torch.manual_seed(3)
     policy = FactoredLSTM(lstm_hidden=32)
     seen = everything_legal(random_observation((1, 64), 2, seed=17))

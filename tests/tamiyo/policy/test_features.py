@@ -18,7 +18,7 @@ from esper.tamiyo.policy.features import (
     EMPTY_SLOT_SIGNALS,
     HISTORY,
     HOST_FEATURES,
-    MIN_RENT,
+    MIN_PRICE,
     SIZE_FEATURES,
     SLOT_FEATURES,
     Observation,
@@ -49,7 +49,7 @@ def progress_of(count: int, **changes) -> Progress:
         "last_op": torch.full((count,), int(Op.ADVANCE)),
         "success": torch.ones(count).bool(),
         "rolled_back": torch.zeros(count).bool(),
-        "log_rent": torch.zeros(count),
+        "log_price": torch.zeros(count),
         "deadline": torch.ones(count, dtype=torch.float64),
     }
     return Progress(**(known | changes))
@@ -74,7 +74,7 @@ def test_host_features_match_their_names() -> None:
         1,
         rolled_back=torch.tensor([True]),
         success=torch.tensor([False]),
-        log_rent=log_price(torch.tensor([0.1])),
+        log_price=log_price(torch.tensor([0.1])),
     )
     parameters = torch.tensor([[100, 50, 50, 0]])
     found = named(host_features(progress, state, 400, parameters, 3)[0], HOST_FEATURES)
@@ -100,13 +100,13 @@ def test_host_features_match_their_names() -> None:
         "log_growth": math.log(1.5),
         "budget_left": 0.0,
         "rolled_back": 1.0,
-        "log_rent": math.log(2.0),
+        "log_price": math.log(2.0),
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
-def test_the_price_feature_is_finite_and_rises_with_the_rent() -> None:
+def test_the_price_feature_is_finite_and_rises_with_the_price() -> None:
     found = log_price(torch.tensor([0.0, 0.01, 0.05, 0.3], dtype=torch.float64))
     assert found.dtype == torch.float32
     assert found.isfinite().all()
@@ -253,7 +253,7 @@ def size_features(size: int, added: int) -> dict[str, float]:
     state, parameters = state_of([Stage.HOLDING]), torch.tensor([[added]])
     slot = SlotSpec("r0c0", max(1, size // 100), (8, 8), 1.0)
     unknown = SeedSignals.unknown((1, 1), CPU)
-    progress = progress_of(1, log_rent=log_price(torch.tensor([1.0 / size])))
+    progress = progress_of(1, log_price=log_price(torch.tensor([1.0 / size])))
     host = host_features(progress, state, size, parameters, 1)
     measures = torch.full((1, 1, len(SLOT_MEASURES)), NAN)
     slots = slot_features((slot,), 40, state, unknown, size, parameters, measures)
@@ -274,10 +274,10 @@ def size_features(size: int, added: int) -> dict[str, float]:
 def test_size_features_tell_hosts_of_every_size_apart_after_normalisation(name: str) -> None:
     """Hosts of 100 to 100 million parameters, with a seed of 100 parameters."""
     found = [size_features(size, 100)[name] for size in SIZES]
-    order = sorted(found, reverse=name in ("log_growth", "log_seed_share", "log_rent"))
+    order = sorted(found, reverse=name in ("log_growth", "log_seed_share", "log_price"))
     assert found == order
-    prices = len([size for size in SIZES if 1.0 / size >= MIN_RENT])
-    assert len(set(found)) == (prices if name == "log_rent" else len(SIZES))
+    prices = len([size for size in SIZES if 1.0 / size >= MIN_PRICE])
+    assert len(set(found)) == (prices if name == "log_price" else len(SIZES))
 
 
 @pytest.mark.parametrize("name", ["log_growth", "log_seed_share"])

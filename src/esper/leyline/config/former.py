@@ -15,8 +15,7 @@ _SCHEDULE = (
 )
 _SHAPING = "--reward selects the reward; terminal and paired have no shaping (docs/rewards.md)"
 _PRICE = (
-    "parameters are priced by rent; basic and sparse charge 0.1 per 500000 parameters "
-    "(docs/rewards.md)"
+    "parameters have a price; basic and sparse charge 0.1 per 500000 parameters (docs/rewards.md)"
 )
 _ADVANCE = "a seed advances when the policy chooses ADVANCE"
 _PLATEAU = "the policy observes the accuracy history itself"
@@ -37,7 +36,7 @@ FORMER: dict[str, tuple[tuple[Any, ...], str]] = {
     "param_budget": ((500_000,), f"there is no parameter budget; {_PRICE}"),
     "param_penalty_weight": ((0.1,), _PRICE),
     "sparse_reward_scale": ((1,), "sparse rewards lie in [-1, 1] (docs/rewards.md)"),
-    "rent_host_params_floor": ((0, 1), "rent is relative to all parameters of the host"),
+    "rent_host_params_floor": ((0, 1), "the price is relative to all parameters of the host"),
     "basic_acc_delta_weight": ((5,), "basic weighs the change of accuracy by 5 (docs/rewards.md)"),
     "plateau_threshold": ((), _PLATEAU),
     "improvement_threshold": ((), _PLATEAU),

@@ -6,7 +6,7 @@
 
 namespace esper {
 
-constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2, kOtherFeatures = 3;
+constexpr int kDone = 0, kOutOfMemory = 1, kFailed = 2;
 
 // Runs work() and returns a result code: no exception may leave the library.
 template <class Work>

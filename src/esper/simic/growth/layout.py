@@ -44,9 +44,9 @@ class GrowthLayout:
         self.groups = self.environments // config.group_size
         self.assigned = None if assigned is None else assigned.to(device)
         counts = [task.host.parameter_count for task in self.tasks]
-        rents = [task.rent for task in self.tasks]
+        prices = [task.price for task in self.tasks]
         self._host_parameters = torch.tensor(counts, device=device)
-        self._rents = torch.tensor(rents, dtype=torch.float64, device=device)
+        self._prices = torch.tensor(prices, dtype=torch.float64, device=device)
 
     def draw_tasks(self, episode: int) -> None:
         """Begin episode number ``episode``, for which every group draws a task."""
@@ -80,5 +80,5 @@ class GrowthLayout:
 
     def utility(self, score: Tensor, added: Tensor) -> Tensor:
         """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""
-        hosts, rents = self._host_parameters[self.task_of], self._rents[self.task_of]
-        return utility(score, added, hosts, rents.to(score.dtype))
+        hosts, prices = self._host_parameters[self.task_of], self._prices[self.task_of]
+        return utility(score, added, hosts, prices.to(score.dtype))

@@ -17,12 +17,11 @@ from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.transfer import moved, on_host
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.native_step import step_functions
 from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping, utility
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
-from esper.tamiyo.step_functions import ActionOutcome
+from esper.tamiyo.step_functions import ActionOutcome, TorchStep
 from esper.tolaria.backends import Backend, EpochResult, Scores
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
@@ -117,8 +116,8 @@ class Shard:
         )
         self.slots = self.engine.slots
         self.host_parameters = self.engine.host.parameter_count
-        self.rent = bank.rents[tasks]
-        self.log_rent = log_price(bank.rents[rows.task])
+        self.price = bank.prices[tasks]
+        self.log_price = log_price(bank.prices[rows.task])
         self.deadline = bank.deadlines[rows.task]
         self.rules = Rules.for_horizon(
             config.episode_length,
@@ -132,7 +131,7 @@ class Shard:
         self.kinds = kinds.to(self.device)
         # Contiguous and created outside inference mode: every observation contains this tensor.
         self.every_kind = self.kinds.expand(self.count, -1, -1).contiguous()
-        self.functions = step_functions(self.engine, self.count, self.rules, self.kinds)
+        self.functions = TorchStep(self.engine, self.count, self.rules, self.kinds)
         self.idle = torch.zeros(len(twin_groups), len(HEADS), dtype=torch.long, device=self.device)
 
     @property
@@ -179,7 +178,7 @@ class Shard:
             last_op=torch.zeros(rows, dtype=torch.long, device=self.device),
             success=torch.ones(rows, dtype=torch.bool, device=self.device),
             rolled_back=torch.zeros(rows, dtype=torch.bool, device=self.device),
-            log_rent=self.log_rent,
+            log_price=self.log_price,
             deadline=self.deadline,
         )
         scores = self.engine.measure(self.state, 0, committed=False).scores
@@ -232,10 +231,10 @@ class Shard:
             host_parameters=self.host_parameters,
             seed_parameters=self._own(self.now.seed_parameters_max),
             added=added,
-            rent=self.rent,
+            price=self.price,
         )
         reward = self._reward(inputs, self._own(outcome.rolled_back))
-        self.gain = utility(score, added, self.host_parameters, self.rent) - twin_score
+        self.gain = utility(score, added, self.host_parameters, self.price) - twin_score
         report = StepReport(
             before=inputs.before,
             acted=acted.own,
@@ -372,7 +371,7 @@ class Shard:
         return self._own(score), self._twins(score)
 
     def _added(self, last: bool) -> Tensor:
-        """Number of parameters that pay rent, int64 ``[N]``."""
+        """Number of parameters that pay the price, int64 ``[N]``."""
         own = self.now.own
         counted = own.stage == Stage.FOSSILISED if last else own.acting
         return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)

@@ -182,7 +182,7 @@ def latest_identity(run: Path) -> Identity | None:
         UnusableRun: another version of Esper wrote it.
     """
     manifest = _latest_manifest(run)
-    return manifest and manifest.identity
+    return None if manifest is None else manifest.identity
 
 
 def latest_features(run: Path) -> FeatureNames | None:
@@ -192,8 +192,9 @@ def latest_features(run: Path) -> FeatureNames | None:
         UnusableRun: another version of Esper wrote it.
     """
     manifest = _latest_manifest(run)
-    _check_features(manifest and manifest.features)
-    return manifest and manifest.features
+    features = None if manifest is None else manifest.features
+    _check_features(features)
+    return features
 
 
 def _latest_manifest(run: Path) -> _Manifest | None:

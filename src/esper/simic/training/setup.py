@@ -203,7 +203,7 @@ def build_agent(
         compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
         impala_of(config),
-        initial and initial.parts,
+        None if initial is None else initial.parts,
         config.world.group_size,
         initial.features if initial else features,
     )

@@ -45,7 +45,7 @@ growing only costs, and stops growing. With ADVANCE 2 and FOSSILISE 0 an untrain
 2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %."""
 
 FULL_ALPHA_BIAS = 2.0
-"""Initial bias of alpha target 1. A seed with a lower target pays rent but cannot be fossilised
+"""Initial bias of alpha target 1. A seed with a lower target is priced but cannot be fossilised
 unless SET_ALPHA_TARGET raises it to 1. With uniform targets two seeds in three had a lower one;
 growing then costs more than it gains, and the policy stops growing before it has learned which
 seeds pay."""
@@ -93,18 +93,19 @@ class FactoredLSTM(Policy[Observation]):
         features: FeatureNames | None = None,
     ):
         super().__init__()
-        self.features = features or FeatureNames.current()
+        names = features or FeatureNames.current()
+        self.features = names
         self.native, self.threads = True, 1
         self.lstm_hidden = lstm_hidden
         self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
         self.slot_encoder = nn.Sequential(
-            nn.Linear(len(self.features.slots) + 4, slot_width),
+            nn.Linear(len(names.slots) + 4, slot_width),
             nn.ReLU(),
             nn.Linear(slot_width, slot_width),
             nn.ReLU(),
         )
         self.encoder = nn.Sequential(
-            nn.Linear(len(self.features.host) + 2 * slot_width, lstm_hidden),
+            nn.Linear(len(names.host) + 2 * slot_width, lstm_hidden),
             nn.LayerNorm(lstm_hidden),
             nn.ReLU(),
         )
@@ -119,7 +120,7 @@ class FactoredLSTM(Policy[Observation]):
         self.choice_heads = nn.ModuleDict(
             {head: nn.Linear(width, HEAD_WIDTHS[head]) for head in CHOICE_HEADS}
         )
-        self.value_head = Head(lstm_hidden + len(self.features.critic), width, 1)
+        self.value_head = Head(lstm_hidden + len(names.critic), width, 1)
         widths = [layer.out_features for layer in self._choice_layers()]
         # Padding reads the column of zeros that is one past the end.
         places = torch.tensor(padded_columns(widths, padding=sum(widths)))
@@ -254,6 +255,7 @@ class FactoredLSTM(Policy[Observation]):
 
     def _native_sizes(self) -> native.Sizes:
         kinds, ops = self.blueprint_embedding, self.op_embedding
+        assert self.features is not None
         sizes: dict[str, Any] = dict(
             host_features=len(self.features.host),
             slot_features=len(self.features.slots),

@@ -37,7 +37,7 @@ HOST_FEATURES = (
     "log_growth",
     "budget_left",
     "rolled_back",
-    "log_rent",
+    "log_price",
 )
 """Names of the host features, in order."""
 
@@ -89,14 +89,14 @@ SLOT_FEATURES = (
 )
 """Names of the slot features, in order."""
 
-SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_rent", "log_seed_share", "log_channels")
+SIZE_FEATURES = ("log_host_parameters", "log_growth", "log_price", "log_seed_share", "log_channels")
 """Names of the features of sizes and prices. They are not normalised by the moments of a run, in
 which they may be constant, so that they tell hosts of any other size apart."""
 
 SCORE_FEATURE_SCALE = 10.0
 """Factor applied to differences of scores."""
-USUAL_RENT, MIN_RENT = 0.05, 1e-4
-"""Rent whose feature is 0, and the rent below which the feature no longer falls."""
+USUAL_PRICE, MIN_PRICE = 0.05, 1e-4
+"""Price whose feature is 0, and the price below which the feature no longer falls."""
 INFINITE_NORM = 1e6
 """Replaces an infinite norm."""
 USUAL_HOST, USUAL_CHANNELS = 1000.0, 16.0
@@ -106,7 +106,7 @@ MIN_MEASURE, MAX_MEASURE, MEASURE_UNIT = 1e-12, 1e12, 5.0
 
 CRITIC_FEATURES = ("twin_score", "gain", "known")
 """Names of the critic's additional features: the never-grow twin's score, the host's score
-minus the twin's (without rent, times ``SCORE_FEATURE_SCALE``), and whether there is a twin."""
+minus the twin's (without the price, times ``SCORE_FEATURE_SCALE``), and whether there is a twin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Progress:
         last_op: op that took effect in the last step, WAIT if none did, int64 ``[N]``.
         success: whether the last action took effect, bool ``[N]``.
         rolled_back: whether the governor rolled the host back in the last step, bool ``[N]``.
-        log_rent: price of parameters, see ``log_price``, float32 ``[N]``.
+        log_price: price of parameters, see ``log_price``, float32 ``[N]``.
         deadline: part of the episode after which nothing is trained, float64 ``[N]``.
     """
 
@@ -213,7 +213,7 @@ class Progress:
     last_op: Tensor
     success: Tensor
     rolled_back: Tensor
-    log_rent: Tensor
+    log_price: Tensor
     deadline: Tensor
 
     @property
@@ -231,13 +231,11 @@ class Progress:
         return replace(self, **tensors)
 
 
-# Native twin: step/observe.h, symlog.
 def symlog(x: Tensor) -> Tensor:
     """``sign(x) ln(1 + |x|)``: linear near zero, logarithmic for large values."""
     return x.sign() * x.abs().log1p()
 
 
-# Native twin: step/observe.h, host_features.
 def host_features(
     progress: Progress,
     state: SeedState,
@@ -276,7 +274,7 @@ def host_features(
             (seed_parameters.sum(1, keepdim=True).float() / host_parameters).log1p(),
             1.0 - living.float() / most_seeds(max_seeds, slots),
             flags[:, 1:],
-            progress.log_rent[:, None],
+            progress.log_price[:, None],
         ],
         1,
     )
@@ -315,7 +313,6 @@ SHARES = Table(
 """For each stage, whether a slot counts towards ``share_training``, ``_blending``, ``_kept``."""
 
 
-# Native twin: step/observe.h, slot_features.
 def slot_features(
     slots: tuple[SlotSpec, ...],
     episode_length: int,
@@ -373,7 +370,6 @@ def slot_features(
     return features
 
 
-# Native twin: step/observe.h, empty_slot_signals.
 def _empty_slot_signals(measures: Tensor) -> Tensor:
     """``EMPTY_SLOT_SIGNALS`` of slots without a seed; ``measures [..., len(SLOT_MEASURES)]``."""
     measures = measures.float()
@@ -389,23 +385,23 @@ def log_size(host_parameters: int) -> float:
     return log(host_parameters / USUAL_HOST) / 2.0
 
 
-def log_price(rent: Tensor) -> Tensor:
-    """The host feature ``log_rent``: logarithm of the rent relative to 0.05, float32 ``[N]``."""
-    return (rent.float().clamp(min=MIN_RENT) / USUAL_RENT).log()
+def log_price(price: Tensor) -> Tensor:
+    """The host feature ``log_price``: logarithm of the price relative to 0.05, float32 ``[N]``."""
+    return (price.float().clamp(min=MIN_PRICE) / USUAL_PRICE).log()
 
 
 def utility(
-    score: Tensor, added: Tensor, host_parameters: int | Tensor, rent: float | Tensor
+    score: Tensor, added: Tensor, host_parameters: int | Tensor, price: float | Tensor
 ) -> Tensor:
-    """``score - rent ln(1 + added / host_parameters)``, elementwise; at most the score.
+    """``score - price ln(1 + added / host_parameters)``, elementwise; at most the score.
 
     Args:
         score: expected accuracy in [0, 1].
         added: parameters of the seeds that count.
         host_parameters: parameters of the host alone.
-        rent: price of parameters; doubling the host costs ``rent ln 2`` of expected accuracy.
+        price: price of parameters; doubling the host costs ``price ln 2`` of expected accuracy.
     """
-    return score - rent * growth(score, added, host_parameters)
+    return score - price * growth(score, added, host_parameters)
 
 
 def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
@@ -423,7 +419,6 @@ def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
     return tuple((slot.depth, log(slot.channels / USUAL_CHANNELS)) for slot in slots)
 
 
-# Native twin: step/observe.h, critic_features.
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     """Critic features ``[N, len(CRITIC_FEATURES)]`` from scores ``[N]``; zeros without twins."""
     if twin_score is None:
@@ -432,7 +427,6 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 
-# Native twin: step/observe.h, known.
 def _known(x: Tensor) -> Tensor:
     """``x`` with NaN replaced by -1."""
     return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)

@@ -42,9 +42,9 @@ class RewardInputs:
         host_parameters: parameters of the host without seeds.
         seed_parameters: parameters of the seeds that are alive before or after the step, int64
             ``[N, S]``; 0 elsewhere. A seed pruned in this step is included, for alpha shock.
-        added: parameters that pay rent, ``[N]``: those of acting seeds, on the last step those of
+        added: parameters that are priced, ``[N]``: those of acting seeds, on the last step those of
             fossilised seeds.
-        rent: price of parameters, ``[N]``.
+        price: price of parameters, ``[N]``.
     """
 
     step: int
@@ -64,7 +64,7 @@ class RewardInputs:
     host_parameters: int
     seed_parameters: Tensor
     added: Tensor
-    rent: Tensor
+    price: Tensor
 
 
 RewardFunction = Callable[[RewardInputs], Tensor]

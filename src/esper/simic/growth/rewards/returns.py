@@ -21,7 +21,7 @@ def paired_reward(inputs: RewardInputs) -> Tensor:
 
     The sum telescopes: with ``v_0 = 0`` the return is ``10 (u_T - s_twin)``. That is the return of
     ``terminal_reward`` minus ``10 s_twin``, a term that does not depend on the actions. v is at
-    most 1 and at least ``-1 - rent ln(1 + added / host)``.
+    most 1 and at least ``-1 - price ln(1 + added / host)``.
     """
     return REWARD_SCALE * ((_utility(inputs) - inputs.twin_score) - inputs.previous_gain)
 
@@ -32,4 +32,4 @@ def utility_reward(inputs: RewardInputs) -> Tensor:
 
 
 def _utility(inputs: RewardInputs) -> Tensor:
-    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.rent)
+    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.price)

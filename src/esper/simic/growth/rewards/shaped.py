@@ -27,7 +27,7 @@ RATIO_LIMIT = 5.0
 MIN_IMPROVEMENT = 0.1
 """Lower bound of the improvement in that ratio, in points."""
 RATIO_RATE, RATIO_CAP = 0.02, 0.3
-RENT_RATE, RENT_CAP = 0.5, 1.5
+PRICE_RATE, PRICE_CAP = 0.5, 1.5
 SHOCK_RATE, SHOCK_CAP = 0.1958, 1.0
 OCCUPANCY = 0.01
 """Cost per step of each living seed after the first."""
@@ -40,14 +40,14 @@ ACCURACY_RATE = 5.0
 
 
 def shaped_reward(inputs: RewardInputs) -> Tensor:
-    """Credit for contributions minus rent, shock, occupancy and the action's cost, ``[N]``.
+    """Credit for contributions minus the price, shock, occupancy and the action's cost, ``[N]``.
 
     Includes ``stage_shaping``. Between ``-(103 S + 15)`` and ``103 S + 17`` for S slots.
     """
     reward = (
         attribution(inputs)
         + stage_shaping(inputs)
-        - _rent(inputs)
+        - _price(inputs)
         - alpha_shock(inputs)
         - _occupancy(inputs)
         - _action_cost(inputs)
@@ -110,9 +110,9 @@ def fossil_bonus(inputs: RewardInputs) -> Tensor:
     return torch.where(chosen(inputs, Op.FOSSILISE), reward - charge, 0.0).sum(1)
 
 
-def _rent(inputs: RewardInputs) -> Tensor:
+def _price(inputs: RewardInputs) -> Tensor:
     grown = growth(inputs.score, inputs.added, inputs.host_parameters)
-    return (RENT_RATE * grown).clamp(max=RENT_CAP)
+    return (PRICE_RATE * grown).clamp(max=PRICE_CAP)
 
 
 def _occupancy(inputs: RewardInputs) -> Tensor:

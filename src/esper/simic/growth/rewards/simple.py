@@ -39,13 +39,13 @@ def simplified_reward(inputs: RewardInputs) -> Tensor:
 
 
 def basic_reward(inputs: RewardInputs) -> Tensor:
-    """``stage_shaping`` minus rent, plus rewards for FOSSILISE and, at the end, accuracy gained.
+    """``stage_shaping`` minus price, plus rewards for FOSSILISE and, at the end, accuracy gained.
 
-    Rent is ``0.1 added / 500000`` per step. Let c be the seed's contribution and imp the
+    The price is ``0.1 added / 500000`` per step. Let c be the seed's contribution and imp the
     improvement over the never-grow twin, both in points. FOSSILISE pays ``(0.3 + 0.5 h) m`` if both
     are positive, with their harmonic mean h and m = ``time_held``; -0.5 if c is not positive or was
     not measured; -0.2 if only imp is not positive. The last step pays 5 times the accuracy gained
-    over the episode. Between ``-(2.4 S + 5.5 + rent)`` and ``2.4 S + 55.3``.
+    over the episode. Between ``-(2.4 S + 5.5 + price)`` and ``2.4 S + 55.3``.
     """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
