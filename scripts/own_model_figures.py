@@ -33,15 +33,15 @@ def own_models(results: Path) -> str:
         arms = found[name]
         best = max(STATIC, key=lambda arm: np.mean([run["test"] for run in arms[arm]["runs"]]))
         size = f"{arms[PLAIN]['runs'][0]['parameters']:,}"
-        shown = [_above_plain(arms, arm, name) for arm in (*POLICIES, best)]
-        rows.append([text.format(size), *shown])
+        form = "+.3f" if name == "GPT" else "+.1f"
+        columns = [points_text(above_plain(arms, arm), form) for arm in (*POLICIES, best)]
+        rows.append([text.format(size), *columns])
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
-def _above_plain(arms: dict[str, Any], arm: str, model: str) -> str:
+def above_plain(arms: dict[str, Any], arm: str) -> tuple[float, float, float]:
     """The mean difference from plain training with its 95 % interval, paired by seed."""
     pairs = zip(arms[arm]["runs"], arms[PLAIN]["runs"], strict=True)
-    known = interval(np.array([[run["test"] - plain["test"] for run, plain in pairs]]))
-    values = known.mean[0], known.low[0], known.high[0]
-    return points_text(values, "+.3f" if model == "GPT" else "+.1f")
+    difference = interval(np.array([[run["test"] - plain["test"] for run, plain in pairs]]))
+    return difference.mean[0], difference.low[0], difference.high[0]
