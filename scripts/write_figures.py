@@ -19,6 +19,7 @@ from policy_figures import acting, looking, policy, read, what_shifts
 
 from esper.karn.ladder import points_text, verdict
 from esper.leyline.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
+from esper.runtime.tasks import SUITES, find
 from esper.simic.evaluation.shipped_controls import shipped_controls, shipped_suites
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +126,7 @@ def gate(results: Path) -> str:
         if COPY in controls:
             parts.append(
                 f"Its gain is {points_text(controls[CLAIRVOYANT]['gain'])}, that of *{COPY}*, "
-                f"which pays rent, {points_text(controls[COPY]['gain'])}."
+                f"which pays the price, {points_text(controls[COPY]['gain'])}."
             )
         if TUNED_TWIN in controls:
             growing_rules = [rule for rule in RULES if rule in controls and rule != NEVER_GROW]
@@ -160,6 +161,17 @@ def shipped(results: Path) -> str:
         f"The controls of {', '.join(first)} and {last} ship with Esper, played on {hosts} hosts "
         f"with rules tuned on {training}."
     )
+
+
+def task_table(names: Sequence[str]) -> str:
+    """The tasks of a suite, from their definitions: a table."""
+    lines = ["| task | data | host | parameters | slots | steps |", "|---|---|---|---|---|---|"]
+    for task in map(find, names):
+        lines.append(
+            f"| `{task.name}` | {task.summary} | {task.host.summary} | "
+            f"{task.host.parameter_count:,} | {len(task.host.slots)} | {task.episode_length} |"
+        )
+    return "\n".join(lines)
 
 
 def example(results: Path) -> str:
@@ -312,6 +324,11 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "gate": gate,
     "shipped": shipped,
     "example": example,
+    **{
+        f"tasks_{suite}": lambda results, suite=suite: task_table(SUITES[suite])
+        for suite in ("suite", "held_out", "cifar")
+    },
+    "tasks_text": lambda results: task_table(("text_bytes", "text_gpt")),
 }
 
 
