@@ -244,7 +244,7 @@ def results_table(results: Path) -> str:
             )
         )
     if not rows:
-        return "Nothing is measured yet in this version."
+        return "This is not measured yet in this version."
     lines = ["| | against | difference |", "|---|---|---|"]
     for who, opponent, difference, page in rows:
         lines.append(f"| [{who}](benchmarks/results/{page}.md) | {opponent} | {difference} |")

@@ -186,7 +186,7 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @by_page
 def test_flags_exist(page: Path) -> None:
-    known = {"help", "version", "completion"}
+    known = {"help", "help-all", "version", "completion"}
     for arguments in ARGUMENTS.values():
         known |= {word.replace("_", "-") for word in spellings(arguments)}
     scripts = [path.read_text() for path in ROOT.glob("*s/**/*.py") if path.parts[-2] != "docs"]
@@ -361,6 +361,20 @@ def test_links_that_leave_the_docs_are_rewritten_for_the_site() -> None:
     )
     for unchanged in ("[a](#b)", "[a](https://b.c)", "```\n[a](../Makefile)\n```\n", "[a](no.md)"):
         assert rewritten(unchanged, "docs/tasks.md", "tasks.md") == unchanged
+
+
+GENERATED = {"docs/events.md", "docs/settings-reference.md"}
+"""Pages that scripts write; those in ``docs/reference`` are written from docstrings."""
+
+
+def test_the_pages_stay_short() -> None:
+    """Without generated pages, and without the texts that ``write_figures.py`` writes."""
+    words = 0
+    for page in DOCS.rglob("*.md"):
+        if short(page) not in GENERATED and page.parent.name != "reference":
+            text = page.read_text()
+            words += len(re.sub(r"<!-- figures.*?<!-- end -->", "", text, flags=re.DOTALL).split())
+    assert words <= 30_000
 
 
 def test_the_settings_page_is_generated_from_the_fields() -> None:

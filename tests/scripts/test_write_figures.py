@@ -196,8 +196,7 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
         "share_of_gap": {"greedy": 0.431},
         "comparisons": {"one_seed": other | {"share_of_gap": 0.4}, "later_wider": other},
     }
-    for name in ("looking", "looking_short"):
-        assert "not measured yet" in TEXTS[name](tmp_path)
+    assert "not measured yet" in TEXTS["looking"](tmp_path)
     put(tmp_path, "policy", figures)
     text = TEXTS["looking"](tmp_path)
     assert text.startswith("- **A policy that looks.** 8 policies learned")
@@ -210,10 +209,15 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
     assert first == text
     assert "learned from recorded branches of `adaptation`" in second
     assert "on all draws +0.5 [-0.1, +1.1], **neither above nor below**" in both
-    short = TEXTS["looking_short"](tmp_path)
-    assert "On 200 held-out hosts of `one_seed` 8 policies are **above** the best rule" in short
-    assert "and below it on 64 further ones, by -1.0 [-2.0, -0.5]" in short
-    assert "on all draws, they are **neither above nor below** the best rule, by +0.5" in short
+    lines = TEXTS["results"](tmp_path).splitlines()
+    assert lines[2:] == [
+        f"| [8 policies from records, `{family}`](benchmarks/results/{page}.md) | {row} |"
+        for page, family, row in (
+            ("policy", "one_seed", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
+            ("policy", "one_seed", "best network that never grows | **-3.0 [-4.5, -1.5]**"),
+            ("policy_adaptation", "adaptation", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
+        )
+    ]
 
 
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
@@ -260,5 +264,5 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wante
 
 
 def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
-    for name in ("policy", "growing", "speed"):
+    for name in ("policy", "growing", "speed", "results"):
         assert "not measured yet" in TEXTS[name](tmp_path)
