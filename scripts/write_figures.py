@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from own_model_figures import above_plain, own_models
+from own_model_figures import above, best_static, own_models
 from policy_figures import acting, looking, policy, read, what_shifts
 
 from esper.karn.ladder import points_text, verdict
@@ -230,9 +230,11 @@ def results_table(results: Path) -> str:
     rows = [*_policy_rows(results), *_looking_rows(results)]
     own, tasks = (read(name, results) for name in ("own_model_results", "tasks"))
     if own is not None:
-        for model in ("residual CNN", "ResNet-18"):
-            difference = _judged(above_plain(own[model], "rule"))
-            rows.append((f"`rule`, own {model}", "plain training", difference, "own_model_results"))
+        model, page = "residual CNN", "own_model_results"
+        arms = own[model]
+        network = above(arms, "rule", best_static(arms))
+        rows.append((f"`rule`, own {model}", "plain training", _judged(above(arms, "rule")), page))
+        rows.append((f"`rule`, own {model}", NEVER_GROWS, _judged(network), page))
     if tasks is not None:
         paying = sum(one["above_network"][1] > 0.0 for one in tasks.values())
         rows.append(
