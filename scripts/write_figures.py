@@ -163,15 +163,20 @@ def shipped(results: Path) -> str:
     )
 
 
-def task_table(names: Sequence[str]) -> str:
-    """The tasks of a suite, from their definitions: a table."""
-    lines = ["| task | data | host | parameters | slots | steps |", "|---|---|---|---|---|---|"]
-    for task in map(find, names):
-        lines.append(
-            f"| `{task.name}` | {task.summary} | {task.host.summary} | "
-            f"{task.host.parameter_count:,} | {len(task.host.slots)} | {task.episode_length} |"
-        )
-    return "\n".join(lines)
+def table_of(names: Sequence[str]) -> Callable[[Path], str]:
+    """A table of tasks, from their definitions alone."""
+
+    def table(results: Path) -> str:
+        lines = ["| task | data | host | parameters | slots | steps |", "|---|---|---|---|---|---|"]
+        for task in map(find, names):
+            host = task.host.summary.removeprefix("conv ")
+            lines.append(
+                f"| `{task.name}` | {task.summary} | {host} | "
+                f"{task.host.parameter_count:,} | {len(task.host.slots)} | {task.episode_length} |"
+            )
+        return "\n".join(lines)
+
+    return table
 
 
 def example(results: Path) -> str:
@@ -326,11 +331,8 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "gate": gate,
     "shipped": shipped,
     "example": example,
-    **{
-        f"tasks_{suite}": lambda results, suite=suite: task_table(SUITES[suite])
-        for suite in ("suite", "held_out", "cifar")
-    },
-    "tasks_text": lambda results: task_table(("text_bytes", "text_gpt")),
+    **{f"tasks_{suite}": table_of(SUITES[suite]) for suite in ("suite", "held_out", "cifar")},
+    "tasks_text": table_of(("text_bytes", "text_gpt")),
 }
 
 
