@@ -72,7 +72,7 @@ wheel: $(READY)
 
 # The site, in site/; a warning is an error.
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+	$(BIN)/python scripts/build_site.py
 
 bench-suite: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/suite.py --write

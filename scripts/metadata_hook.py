@@ -2,7 +2,8 @@
 
 A package index resolves no path of the repository. Where ``ESPER_REPOSITORY`` holds the address of
 the repository on a code host, links and images become absolute, at the tag of the release, and the
-project gets its links. Otherwise the picture is left out and a link becomes its text.
+project gets its links; ``git clone`` names the address. Otherwise the picture is left out and a
+link becomes its text.
 """
 
 import os
@@ -13,6 +14,7 @@ from typing import Any
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 REPOSITORY = "ESPER_REPOSITORY"
+PLACEHOLDER = "https://HOST/OWNER/esper"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https://|#)([^)\s]+)\)")
 _FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 
@@ -27,7 +29,9 @@ class IndexPage(MetadataHookInterface):
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {
             "content-type": "text/markdown",
-            "text": absolute(text, f"{address}/raw/{tag}", f"{address}/blob/{tag}")
+            "text": absolute(
+                text.replace(PLACEHOLDER, address), f"{address}/raw/{tag}", f"{address}/blob/{tag}"
+            )
             if address
             else without_paths(text),
         }

@@ -89,37 +89,6 @@ def looking(results: Path) -> str:
     return "\n".join(texts)
 
 
-def looking_in_short(results: Path) -> str:
-    """``looking`` in a sentence per family."""
-    parts = []
-    for name, found in looking_pages(results).items():
-        one = found["policies"]["greedy"]
-        family, further = next(iter(found["comparisons"].items()))
-        again = further["above"][best_rule(further)]
-        parts.append(
-            f"On {found['hosts']} held-out hosts of `{family}` {len(one['by_controller'])} "
-            f"policies are **{verdict(one['above_rule'])}** the best rule (*{one['rule']}*), by "
-            f"{points_text(one['above_rule'])} points of test utility, and {verdict(again)} it on "
-            f"{further['hosts']} further ones, by {points_text(again)} "
-            f"([results](benchmarks/results/{name}.md))."
-        )
-    if not parts:
-        return UNMEASURED
-    suite = read("policy_suite", results)
-    if suite is not None:
-        where, both = next(iter(suite.items()))
-        parts.append(
-            f"On average over these two of the four families, on {where}, they are "
-            f"**{verdict(both['above_rule'])}** the best rule, by "
-            f"{points_text(both['above_rule'])}."
-        )
-    return (
-        "- **A policy that looks** at a network in training learns from recorded branches. "
-        f"{' '.join(parts)} [What it took, and where it fails]"
-        "(docs/learning.md#a-policy-that-looks)."
-    )
-
-
 def one_looking(page: str, found: dict[str, Any]) -> str:
     """What the policies of a page gain."""
     one = found["policies"]["greedy"]

@@ -10,13 +10,15 @@ result is missing, the text is that it is not measured yet.
 import argparse
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from own_model_figures import own_models
-from policy_figures import acting, looking, looking_in_short, policy, read, what_shifts
+from own_model_figures import above, best_static, own_models
+from policy_figures import acting, looking, policy, read, what_shifts
 
+from esper.karn.report.tables import verdict
+from esper.runtime.tasks import SUITES, find
 from esper_lab.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
 from esper_lab.ladder_steps import points_text, verdict
 from esper_lab.shipped_controls import shipped_controls, shipped_suites
@@ -25,8 +27,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
     "README.md",
+    "benchmarks/results/policy_study.md",
+    "benchmarks/results/summary.md",
     "docs/evaluation.md",
-    "docs/learning.md",
     "docs/own-models.md",
     "docs/performance.md",
     "docs/tasks.md",
@@ -34,6 +37,7 @@ PAGES = (
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FIXED = "best fixed schedule"
 TUNED_TWIN, COPY = "never grow, tuned", "full tuning of a copy"
+NEVER_GROWS = "best network that never grows"
 WIDTH = 105
 
 
@@ -160,6 +164,22 @@ def shipped(results: Path) -> str:
     )
 
 
+def table_of(names: Sequence[str]) -> Callable[[Path], str]:
+    """A table of tasks, from their definitions alone."""
+
+    def table(results: Path) -> str:
+        lines = ["| task | data | host | parameters | slots | steps |", "|---|---|---|---|---|---|"]
+        for task in map(find, names):
+            host = task.host.summary.removeprefix("conv ")
+            lines.append(
+                f"| `{task.name}` | {task.summary} | {host} | "
+                f"{task.host.parameter_count:,} | {len(task.host.slots)} | {task.episode_length} |"
+            )
+        return "\n".join(lines)
+
+    return table
+
+
 def example(results: Path) -> str:
     """What ``esper evaluate`` prints, as a block of code."""
     path = results / "example_ladder.md"
@@ -211,31 +231,90 @@ def backends(results: Path) -> str:
     )
 
 
+def results_table(results: Path) -> str:
+    """The main comparisons in at most eight lines, those included that growing loses: a table."""
+    rows = [*_policy_rows(results), *_looking_rows(results)]
+    own, tasks = (read(name, results) for name in ("own_model_results", "tasks"))
+    if own is not None:
+        model, page = "residual CNN", "own_model_results"
+        arms = own[model]
+        network = above(arms, "rule", best_static(arms))
+        rows.append((f"`rule`, own {model}", "plain training", _judged(above(arms, "rule")), page))
+        rows.append((f"`rule`, own {model}", NEVER_GROWS, _judged(network), page))
+    if tasks is not None:
+        paying = sum(one["above_network"][1] > 0.0 for one in tasks.values())
+        rows.append(
+            (
+                "best fixed schedule, by task",
+                NEVER_GROWS,
+                f"above on {paying} of {len(tasks)} tasks",
+                "tasks",
+            )
+        )
+    if not rows:
+        return "This is not measured yet in this version."
+    lines = ["| | against | difference |", "|---|---|---|"]
+    for who, opponent, difference, page in rows:
+        lines.append(f"| [{who}](benchmarks/results/{page}.md) | {opponent} | {difference} |")
+    return "\n".join(lines)
+
+
+def _policy_rows(results: Path) -> list[tuple[str, str, str, str]]:
+    """The policies of the training suite on the held-out suite."""
+    suite = read("suite", results)
+    if suite is None:
+        return []
+    one = suite["fresh"]["held_out"]["policies"]["sampled"]
+    who = f"{suite['policies']} PPO policies, held-out suite"
+    return [
+        (who, f"best rule (*{one['rule']}*)", _judged(one["above_rule"]), "suite"),
+        (who, NEVER_GROWS, _judged(one["above_network"]), "suite"),
+    ]
+
+
+def _looking_rows(results: Path) -> list[tuple[str, str, str, str]]:
+    """The policies that learned from recorded branches, on the families that pass the gate."""
+    rows = []
+    for page, family in (("policy", "one_seed"), ("policy_adaptation", "adaptation")):
+        if (study := read(page, results)) is None:
+            continue
+        one = study["policies"]["greedy"]
+        who = f"{len(one['by_controller'])} policies from records, `{family}`"
+        rows.append((who, f"best rule (*{one['rule']}*)", _judged(one["above_rule"]), page))
+        if family == "one_seed":
+            rows.append((who, NEVER_GROWS, _judged(one["above_network"]), page))
+    return rows
+
+
+def _judged(difference: Sequence[float]) -> str:
+    """A difference with its interval; bold where the interval excludes zero."""
+    text = points_text(difference)
+    return text if verdict(difference).startswith("neither") else f"**{text}**"
+
+
 def picture(results: Path) -> str:
     """What the picture of growth shows."""
     drawn = (results.parents[1] / "docs" / "images" / "growth.svg").read_text()
-    description = found(r"<desc>(.*)</desc>", drawn)[0]
-    envs, gain = found(r"median gain of (\d+): ([^)]*)\)", description)
-    host, grown = found(r"twin (\d+) parameters, grown host (\d+)", description)
+    description = match(r"<desc>(.*)</desc>", drawn)[0]
+    envs, gain = match(r"median gain of (\d+): ([^)]*)\)", description)
+    host, grown = match(r"twin (\d+) parameters, grown host (\d+)", description)
     return (
-        "*One episode on `digits_shift`. The never-grow twin has the same initial weights and the "
-        f"same minibatches. The host started with {host} parameters and ended with {grown}. The "
-        f"episode was chosen by a rule: of the {envs} environments in the last round of `esper "
-        f"train ppo`, it has the median gain, {gain}. "
-        "[scripts/draw_growth.py](scripts/draw_growth.py) draws the picture from the run's events.*"
+        f"*A host of {host} parameters, {grown} when grown, and its never-grow twin, which has the "
+        f"same initial weights and minibatches. Of the last {envs} episodes of `esper train ppo` "
+        f"it has the median gain, {gain} ([script](scripts/draw_growth.py)).*"
     )
 
 
-def found(pattern: str, text: str) -> tuple[str, ...]:
+def match(pattern: str, text: str) -> tuple[str, ...]:
     """Return the groups of a pattern that the text is sure to have.
 
     Raises:
         ValueError: it has not.
     """
-    match = re.search(pattern, text)
-    if match is None:
+    groups = re.search(pattern, text)
+    if groups is None:
         raise ValueError(f"docs/images/growth.svg says nothing like {pattern}")
-    return match.groups()
+    return groups.groups()
 
 
 TEXTS: dict[str, Callable[[Path], str]] = {
@@ -243,16 +322,18 @@ TEXTS: dict[str, Callable[[Path], str]] = {
     "picture": picture,
     "policy": policy,
     "looking": looking,
-    "looking_short": looking_in_short,
     "shifts": what_shifts,
     "acting": acting,
     "growing": growing,
     "own_models": own_models,
+    "results": results_table,
     "world": world,
     "backends": backends,
     "gate": gate,
     "shipped": shipped,
     "example": example,
+    **{f"tasks_{suite}": table_of(SUITES[suite]) for suite in ("suite", "held_out", "cifar")},
+    "tasks_text": table_of(("text_bytes", "text_gpt")),
 }
 
 
@@ -266,7 +347,8 @@ def written(page: str, results: Path = RESULTS, folder: str = "") -> str:
     """
 
     def block(found: re.Match[str]) -> str:
-        text = TEXTS[found[2]](results).replace("](benchmarks/", f"]({folder}benchmarks/")
+        text = TEXTS[found[2]](results)
+        text = re.sub(r"\]\((benchmarks|docs)/", rf"]({folder}\1/", text)
         if text.startswith(("```", "|")):
             return f"{found[1]}{text}\n{found[3]}"
         return "\n".join([found[1] + "\n".join(map(_wrapped, text.splitlines())), found[3]])

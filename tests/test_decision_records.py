@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "decisions"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
 HEADINGS = ["Context", "Decision", "Measurement", "Consequences", "When to reconsider"]
+FIGURES = ROOT / "benchmarks" / "results" / "decisions.md"
 NUMBER = re.compile(r"(?<![\w.^-])-?\d[\d,]*(?:\.\d+)?(?![\w.]*\w)")
 by_record = pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.stem)
 
@@ -20,15 +21,19 @@ def numbers(text: str) -> list[str]:
     return [found.replace(",", "").strip("-") for found in NUMBER.findall(text)]
 
 
-def result_bullets(record: Path) -> list[tuple[str, str]]:
-    """Each bullet that links committed results, and the text of these."""
-    section = record.read_text().split("## Measurement\n")[1].split("\n## ")[0]
-    found = []
-    for bullet in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
-        files = re.findall(r"\((\.\./\.\./benchmarks/results/[\w.]+)\)", bullet)
+def title(record: Path) -> str:
+    return record.read_text().partition("\n")[0].removeprefix("# ")
+
+
+def result_bullets() -> list[tuple[str, str]]:
+    """Each bullet of the figures that links committed results, and the text of these."""
+    bullets = []
+    for bullet in re.split(r"^- |^## ", FIGURES.read_text(), flags=re.MULTILINE)[1:]:
+        files = re.findall(r"\]\(([\w.]+)\)", bullet)
         if files and "prototype" not in bullet:
-            found.append((bullet, "\n".join((FOLDER / file).read_text() for file in files)))
-    return found
+            texts = [(FIGURES.parent / file).read_text() for file in files]
+            bullets.append((bullet, "\n".join(texts)))
+    return bullets
 
 
 def agrees(quoted: str, known: list[float], beside: list[float]) -> bool:
@@ -42,8 +47,8 @@ def test_the_index_lists_every_record_by_its_title() -> None:
     index = re.findall(
         r"^\| \[(\d{4})\]\((\S+)\) \| (.*) \|$", (FOLDER / "README.md").read_text(), re.M
     )
-    titles = [record.read_text().partition("\n")[0].removeprefix("# ") for record in RECORDS]
-    assert [f"{number}: {title}" for number, _, title in index] == titles
+    titles = [title(record) for record in RECORDS]
+    assert [f"{number}: {text}" for number, _, text in index] == titles
     assert [file for _, file, _ in index] == [record.name for record in RECORDS]
     assert len(RECORDS) >= 15
 
@@ -55,13 +60,20 @@ def test_a_record_has_its_five_parts(record: Path) -> None:
     assert re.search(r"\]\(\.\./\.\./(benchmarks/results|tests)/", text)
 
 
-@by_record
-def test_figures_are_those_of_the_linked_results(record: Path) -> None:
-    for bullet, results in result_bullets(record):
+def test_figures_are_those_of_the_linked_results() -> None:
+    assert len(result_bullets()) >= 10
+    for bullet, results in result_bullets():
         known, beside = ([float(x) for x in numbers(text)] for text in (results, bullet))
         for quoted in numbers(bullet):
             exact = "." in quoted or len(quoted) > 2
             assert not exact or agrees(quoted, known, beside), f"{quoted}: {bullet}"
+
+
+def test_every_record_has_its_figures() -> None:
+    titles = re.findall(r"^## (.*)$", FIGURES.read_text(), re.MULTILINE)
+    assert titles == [
+        record.read_text().partition("\n")[0].removeprefix("# ") for record in RECORDS
+    ]
 
 
 def test_a_wrong_figure_is_found() -> None:

@@ -38,77 +38,67 @@ def policy(way: float, rule: list[float]) -> dict[str, Any]:
     }
 
 
+def family(
+    looking: list[float], training: list[float] | None = None, **rest: Any
+) -> dict[str, Any]:
+    """The result of a family: the clairvoyant above rules that look, and above full tuning."""
+    network = None if training is None else "full tuning"
+    room = {"over_looking": looking, "over_training": training, "best_training": network}
+    return {"hosts": 200, "headroom": room, "passes": training is not None, "lacking": []} | rest
+
+
 def test_the_text_on_the_world_names_families_and_opponents(tmp_path: Path) -> None:
     assert "not measured yet" in TEXTS["world"](tmp_path)
-    room = {
-        "over_looking": [3.0, 2.0, 4.0],
-        "over_training": [-5.0, -7.0, -3.0],
-        "best_training": "full tuning",
+    families = {
+        "one": family([3.0, 2.0, 4.0], [-5.0, -7.0, -3.0]),
+        "two": family([0.5, 0.1, 0.9], hosts=80, lacking=["a", "b"]),
     }
-    none = {"over_looking": [0.5, 0.1, 0.9], "over_training": None, "best_training": None}
-    found = {
-        "one": {"hosts": 200, "headroom": room, "passes": True, "lacking": []},
-        "two": {"hosts": 80, "headroom": none, "passes": False, "lacking": ["a", "b"]},
-    }
-    put(tmp_path, "world", found)
+    put(tmp_path, "world", families)
     text = TEXTS["world"](tmp_path)
-    assert "could pay:** `one` of 2 families passes" in text
-    assert "of `one` a clairvoyant is above the best rule that looks, by +3.0 [+2.0" in text
-    assert (
-        "below the best network that does not grow (*full tuning*), by -5.0 [-7.0, -3.0]." in text
-    )
-    assert "of `two` a clairvoyant is above the best rule that looks, by +0.5 [+0.1, +0.9]" in text
-    assert "+0.9] points of test utility." in text
+    for words in (
+        "could pay:** `one` of 2 families passes",
+        "of `one` a clairvoyant is above the best rule that looks, by +3.0 [+2.0",
+        "below the best network that does not grow (*full tuning*), by -5.0 [-7.0, -3.0].",
+        "of `two` a clairvoyant is above the best rule that looks, by +0.5 [+0.1, +0.9]",
+        "+0.9] points of test utility.",
+    ):
+        assert words in text
     assert text.count("does not grow") == 1
 
 
 def test_the_page_on_evaluation_says_what_the_gate_says_of_each_family(tmp_path: Path) -> None:
     assert "not measured yet" in TEXTS["gate"](tmp_path)
 
-    def control(utility: float, gain: float) -> dict[str, Any]:
-        return {"utility": [utility, 0.0, 0.0], "gain": [gain, gain - 1, gain + 1]}
+    def controls(**gains: float) -> dict[str, Any]:
+        return {
+            name.replace("_", " ").replace(" tuned", ", tuned"): {
+                "utility": [50.0 + gain, 0.0, 0.0],
+                "gain": [gain, gain - 1, gain + 1],
+            }
+            for name, gain in gains.items()
+        }
 
-    frozen = {
-        "hosts": 200,
-        "passes": True,
-        "headroom": {
-            "over_looking": [3.0, 2.0, 4.0],
-            "over_training": [-5.0, -7.0, -3.0],
-            "best_training": "full tuning",
-        },
-        "controls": {
-            "never grow": control(50.0, 0.0),
-            "full tuning of a copy": control(70.0, 20.0),
-            "clairvoyant per host": control(80.0, 30.0),
-            "forest": control(60.0, 10.0),
-        },
+    frozen = controls(
+        never_grow=0.0, full_tuning_of_a_copy=20.0, clairvoyant_per_host=30.0, forest=10.0
+    )
+    scratch = controls(
+        never_grow=0.0, never_grow_tuned=5.0, forest=-2.0, tree=-1.0, clairvoyant_per_host=30.0
+    )
+    families = {
+        "one": family([3.0, 2.0, 4.0], [-5.0, -7.0, -3.0], controls=frozen),
+        "two": family([0.5, -0.1, 0.9], controls=scratch),
     }
-    scratch = {
-        "hosts": 200,
-        "passes": False,
-        "headroom": {
-            "over_looking": [0.5, -0.1, 0.9],
-            "over_training": None,
-            "best_training": None,
-        },
-        "controls": {
-            "never grow": control(50.0, 0.0),
-            "never grow, tuned": control(55.0, 5.0),
-            "forest": control(48.0, -2.0),
-            "tree": control(49.0, -1.0),
-            "clairvoyant per host": control(80.0, 30.0),
-        },
-    }
-    put(tmp_path, "world", {"one": frozen, "two": scratch})
+    put(tmp_path, "world", families)
     text = TEXTS["gate"](tmp_path)
     assert "(benchmarks/results/world.md) has 200 hosts of each" in text
     first, second = text.split("`two` does not pass the gate")
-    assert "`one` passes the gate" in first
-    assert (
-        "is above the best rule that looks, by +3.0 [+2.0, +4.0] points, and below *full " in first
-    )
-    assert "tuning*, the best network that does not grow, by -5.0 [-7.0, -3.0]." in first
-    assert "gain is +30.0 [+29.0, +31.0], that of *full tuning of a copy*" in first
+    for words in (
+        "`one` passes the gate",
+        "is above the best rule that looks, by +3.0 [+2.0, +4.0] points, and below *full ",
+        "tuning*, the best network that does not grow, by -5.0 [-7.0, -3.0].",
+        "gain is +30.0 [+29.0, +31.0], that of *full tuning of a copy*",
+    ):
+        assert words in first
     assert "initial weights" not in first
     assert "is neither above nor below the best rule that looks, by +0.5 [-0.1, +0.9]" in second
     # Never growing is no rule that grows, though it is better here.
@@ -172,16 +162,24 @@ def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
     }
     put(tmp_path, "suite", figures)
     text = TEXTS["policy"](tmp_path)
-    assert "8 policies were each trained on the training suite for 896 episodes." in text
-    assert "80 fresh hosts of the training suite they gain +15.0 [+14.0, +16.0] points" in text
-    assert "(+17.0 on validation)" in text
-    assert "*forest*, gains +13.0 [+12.0, +14.0]" in text
-    assert "**above** that rule, by +2.0 [+0.5, +3.5]" in text
-    assert "of the held-out suite they gain +9.0" in text
-    assert "**below** that rule, by -4.0 [-5.0, -3.0]" in text
+    for words in (
+        "8 policies were each trained on the training suite for 896 episodes.",
+        "80 fresh hosts of the training suite they gain +15.0 [+14.0, +16.0] points",
+        "(+17.0 on validation)",
+        "*forest*, gains +13.0 [+12.0, +14.0]",
+        "**above** that rule, by +2.0 [+0.5, +3.5]",
+        "of the held-out suite they gain +9.0",
+        "**below** that rule, by -4.0 [-5.0, -3.0]",
+        "**below** the best network that does not grow (*static network of three",
+        "times the size*), by -3.0 [-4.5, -1.5].",
+    ):
+        assert words in text
     assert text.count("neither above nor below its blind twin, by +0.2 [-0.5, +0.9]") == 2
-    assert "**below** the best network that does not grow (*static network of three" in text
-    assert "times the size*), by -3.0 [-4.5, -1.5]." in text
+    rows = TEXTS["results"](tmp_path).splitlines()[2:]
+    assert [row.split(" | ")[1:] for row in rows] == [
+        ["best rule (*forest*)", "**-4.0 [-5.0, -3.0]** |"],
+        ["best network that never grows", "**-9.0 [-10.0, -8.0]** |"],
+    ]
 
 
 def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path) -> None:
@@ -196,8 +194,7 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
         "share_of_gap": {"greedy": 0.431},
         "comparisons": {"one_seed": other | {"share_of_gap": 0.4}, "later_wider": other},
     }
-    for name in ("looking", "looking_short"):
-        assert "not measured yet" in TEXTS[name](tmp_path)
+    assert "not measured yet" in TEXTS["looking"](tmp_path)
     put(tmp_path, "policy", figures)
     text = TEXTS["looking"](tmp_path)
     assert text.startswith("- **A policy that looks.** 8 policies learned")
@@ -210,10 +207,15 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
     assert first == text
     assert "learned from recorded branches of `adaptation`" in second
     assert "on all draws +0.5 [-0.1, +1.1], **neither above nor below**" in both
-    short = TEXTS["looking_short"](tmp_path)
-    assert "On 200 held-out hosts of `one_seed` 8 policies are **above** the best rule" in short
-    assert "and below it on 64 further ones, by -1.0 [-2.0, -0.5]" in short
-    assert "on all draws, they are **neither above nor below** the best rule, by +0.5" in short
+    lines = TEXTS["results"](tmp_path).splitlines()
+    assert lines[2:] == [
+        f"| [8 policies from records, `{family}`](benchmarks/results/{page}.md) | {row} |"
+        for page, family, row in (
+            ("policy", "one_seed", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
+            ("policy", "one_seed", "best network that never grows | **-3.0 [-4.5, -1.5]**"),
+            ("policy_adaptation", "adaptation", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
+        )
+    ]
 
 
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:
@@ -260,5 +262,5 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wante
 
 
 def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
-    for name in ("policy", "growing", "speed"):
+    for name in ("policy", "growing", "speed", "results"):
         assert "not measured yet" in TEXTS[name](tmp_path)
