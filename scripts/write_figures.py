@@ -17,7 +17,6 @@ from typing import Any
 from own_model_figures import above, best_static, own_models
 from policy_figures import acting, looking, policy, read, what_shifts
 
-from esper.karn.report.tables import verdict
 from esper.runtime.tasks import SUITES, find
 from esper_lab.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
 from esper_lab.ladder_steps import points_text, verdict

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper.own_models.lifecycle_controller import POLICIES
 from esper.scripts.policies import policies
 from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo import policy_box
@@ -18,7 +17,11 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 def test_every_policy_in_the_box_has_a_whole_card() -> None:
     found = cards()
-    assert {card.name for card in found.values() if not card.learned} == set(POLICIES)
+    assert {card.name for card in found.values() if not card.learned} == {
+        "never",
+        "heuristic",
+        "rule",
+    }
     for card in found.values():
         assert card.text.startswith(f"# {card.name}\n")
         assert card.summary
