@@ -28,7 +28,6 @@ from esper.scripts.check import CheckArguments
 from esper.scripts.evaluate import EvaluateArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
-from esper.scripts.from_records import ImitationArguments, OfflineArguments
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
 from esper.scripts.policies import PoliciesArguments
@@ -38,14 +37,7 @@ from esper.scripts.report import ReportArguments
 from esper.scripts.runs import PruneArguments, RunsArguments
 from esper.scripts.sanctum import SanctumArguments
 from esper.scripts.tasks import TasksArguments
-from esper.scripts.train import (
-    HeuristicArguments,
-    ImpalaArguments,
-    PPOArguments,
-    RandomArguments,
-    RuleArguments,
-    ScheduleArguments,
-)
+from esper.scripts.train import flags_of_commands
 from esper.simic.gym.memory_tasks import register
 
 ROOT = Path(__file__).parents[1]
@@ -56,14 +48,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md
 RECORDED = ROOT / "tests" / "recorded" / "healthy"
 
 ARGUMENTS: dict[str, type] = {
-    "train ppo": PPOArguments,
-    "train impala": ImpalaArguments,
-    "train imitation": ImitationArguments,
-    "train offline": OfflineArguments,
-    "train heuristic": HeuristicArguments,
-    "train random": RandomArguments,
-    "train rule": RuleArguments,
-    "train schedule": ScheduleArguments,
+    **{f"train {name}": flags for name, flags in flags_of_commands().items()},
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
     "policies": PoliciesArguments,

@@ -99,6 +99,7 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 
 ROOMS = {
     "learner": {"learner"},
+    "algorithms": {"learner", "impala", "distributed", "training", "algorithms"},
     "graphs": {"learner", "graphs"},
     "impala": {"learner", "impala"},
     "distributed": {"learner", "distributed"},
@@ -160,6 +161,7 @@ def test_the_learner_stays_small() -> None:
 
 SHARED_NAMES = {
     "baselines": "what a policy is compared with: actors without a network, and training alone",
+    "ppo": "PPO: its learner, and how it is registered",
     "agent": "makes the learner, of growth and of Gymnasium",
     "evaluation": "the evaluation of a policy, of growth (its file) and of Gymnasium",
     "ladder": "the ladder of an evaluation: how it is played, and its figures",

@@ -11,20 +11,12 @@ import tyro
 
 from esper.leyline.errors import UsageError, suggestion
 from esper.scripts.flags import documented
+from esper.scripts.train import flags_of_commands
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[str, ...] = get_args(Shell)
-ARGUMENTS = {
-    "train": {
-        "ppo": "train.PPOArguments",
-        "impala": "train.ImpalaArguments",
-        "imitation": "from_records.ImitationArguments",
-        "offline": "from_records.OfflineArguments",
-        "heuristic": "train.HeuristicArguments",
-        "rule": "train.RuleArguments",
-        "random": "train.RandomArguments",
-        "schedule": "train.ScheduleArguments",
-    },
+ARGUMENTS: dict[str, Any] = {
+    "train": flags_of_commands(),
     "evaluate": "evaluate.EvaluateArguments",
     "grow": "grow_arguments.GrowArguments",
     "policies": "policies.PoliciesArguments",
@@ -78,7 +70,9 @@ def _any_of(commands: dict[str, Any]) -> Any:
     )
 
 
-def _view(home: str) -> Any:
+def _view(home: str | type) -> Any:
     """The type that tyro shows for a command."""
+    if isinstance(home, type):
+        return documented(home)
     module, name = home.split(".")
     return documented(getattr(import_module(f"esper.scripts.{module}"), name))

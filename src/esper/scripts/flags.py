@@ -105,7 +105,7 @@ def _meanings(command: type) -> dict[str, str]:
     return {
         ast.unparse(own.target): " ".join(ast.literal_eval(text.value).split())
         for kind in command.__mro__
-        if is_dataclass(kind)
+        if not all(map(is_dataclass, vars(kind).get("__annotations__", {}).values()))
         for own, text in pairwise(_body(kind))
         if isinstance(own, ast.AnnAssign) and isinstance(text, ast.Expr)
     }

@@ -1,7 +1,7 @@
 """Proximal policy optimisation of a recurrent policy (Schulman et al., 2017).
 
-With V-trace instead of generalised advantages, the same learner is that of IMPALA; see
-``simic.impala.estimator``.
+With another estimator of advantages and an older copy that acts, the same learner is that of other
+algorithms; see ``simic.algorithms``.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from esper.leyline.config.algorithm import AlgorithmConfig
 from esper.leyline.config.setting import (
     FRACTION,
     NOT_NEGATIVE,
@@ -18,9 +19,6 @@ from esper.leyline.config.setting import (
     up_to,
 )
 
-Algorithm = Literal["ppo", "impala", "imitation", "offline"]
-ALGORITHMS: tuple[Algorithm, ...] = ("ppo", "impala")
-"""The algorithms that learn while they act; the others learn from records alone."""
 Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"]
 
 
@@ -117,36 +115,8 @@ class GymConfig:
 class MethodConfig:
     """The learning algorithm. No flag sets it: the command does."""
 
-    algorithm: Algorithm = setting("ppo", defaults={"impala": "impala"})
+    algorithm: str = "ppo"
     """Algorithm by which the policy learns: esper train ppo, impala, imitation or offline."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImpalaConfig:
-    """How esper train impala learns from rollouts of an older policy (docs/learning.md)."""
-
-    actors: int = setting(0, Range(0, 10_000), only="impala", on_resume=True)
-    """Number of actors, which collect the rollouts in processes of their own, on ray (extra `ray`);
-    each has a part of the environments and takes one CPU. With 0, the learner's process collects
-    them."""
-    ray_address: str | None = setting(None, only="impala", on_resume=True)
-    """Head node of the ray cluster on which the actors run, as HOST:PORT, or auto for the cluster
-    that this machine belongs to; by default ray is started on this machine."""
-    lag: int | None = setting(None, Range(0, 1_000), only="impala")
-    """Without actors: number of updates by which the policy that acts is behind the one that
-    learns, by default 0. The lag is artificial: it shows, in one process, what actors elsewhere
-    cause. With actors: largest number of updates by which the weights of a rollout may be behind,
-    by default 1; with 0, actors wait for every update, and results are those of one process."""
-    correction: Literal["vtrace", "none"] = setting("vtrace", only="impala")
-    """Correction of the lag: vtrace weights every step by the importance ratio of its action; none
-    learns as if the current policy had acted."""
-    rho_clip: float = setting(1.0, POSITIVE, only="impala")
-    """Maximum importance ratio in the errors of V-trace (rho bar). It decides which policy the
-    critic values: with a large one the policy that learns, with a small one the policy that
-    acted."""
-    c_clip: float = setting(1.0, POSITIVE, only="impala")
-    """Maximum importance ratio in the traces of V-trace (c bar), at most rho_clip. It trades bias
-    for variance only while the critic is inexact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,7 +147,7 @@ class LearnerConfig:
     """Target for the approximate KL divergence of an update, in nats: the learning rate adapts to
     meet it. Cannot be combined with --lr-decay."""
     ppo_epochs: int = setting(
-        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10, "impala": 1}
+        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}
     )
     """Passes over the rollout of each round."""
     minibatches: int = setting(4, up_to(1_000_000))
@@ -311,18 +281,7 @@ class TrainConfig:
     gymnasium: GymConfig = field(default_factory=GymConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """Those that only the algorithm of the run has."""
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
-
-
-def lag_of(impala: ImpalaConfig) -> int:
-    """The lag, by default 0 without and 1 with actors."""
-    if impala.lag is not None:
-        return impala.lag
-    return 1 if impala.actors else 0
-
-
-def impala_of(config: TrainConfig) -> ImpalaConfig | None:
-    """The settings of IMPALA, None for a run that learns by PPO."""
-    return config.impala if config.method.algorithm == "impala" else None

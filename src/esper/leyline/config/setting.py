@@ -9,14 +9,14 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from esper.leyline.config.values import shown
 from esper.leyline.errors import UsageError
 
-Run = Literal["growth", "gym", "heuristic", "impala"]
-"""Kinds of run: a policy that learns on growing networks or on a Gymnasium task, the heuristic, and
-either of the first two with IMPALA instead of PPO."""
+Run = str
+"""Kinds of run: a policy that learns on growing networks (``growth``) or on a Gymnasium task
+(``gym``), the ``heuristic``, or the name of an algorithm."""
 
 
 @dataclass(frozen=True, slots=True)

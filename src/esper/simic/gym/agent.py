@@ -4,10 +4,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from esper.leyline.config import TrainConfig, impala_of
+from esper.leyline.config import TrainConfig
 from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.gym.box_moments import FlatMoments
-from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
 
@@ -63,7 +62,7 @@ def gym_agent(
         moments,
         compile_mode,
         advantage_floor=SMALLEST_DEVIATION,
-        **impala_arguments(config.learner, impala_of(config)),
+        **config.algorithm.learner_arguments(config.learner),
     )
     agent.shape = asdict(shape)
     return agent

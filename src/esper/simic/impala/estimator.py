@@ -1,12 +1,11 @@
 """Estimation of advantages and value targets with V-trace."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from esper.kasmina.transfer import moved
-from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.leyline.metrics import Metric
 from esper.simic.advantage import generalised_advantages
 from esper.simic.estimates import Estimates
@@ -46,13 +45,6 @@ class VTraceEstimator:
     rho_clip: float
     c_clip: float
     corrected: bool
-
-    @classmethod
-    def of(cls, learner: LearnerConfig, impala: ImpalaConfig) -> Self:
-        """The estimator that the settings describe."""
-        corrected = impala.correction == "vtrace"
-        clips = impala.rho_clip, impala.c_clip
-        return cls(learner.discount, learner.trace_decay, *clips, corrected)
 
     def estimate(
         self,

@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import Algorithm, TrainConfig
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.algorithm import algorithm_with
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
 from esper.leyline.config.values import typed
@@ -106,7 +107,7 @@ def learn_offline(
     device = resolve_device(config.device)
     threads = config.threads or torch.get_num_threads()
     data = read_data(config)
-    settings = policy_config(config, algorithm_of(type(config)), data.world, threads)
+    settings = policy_config(config, algorithm_with(type(config)).name, data.world, threads)
     check_sinks(settings.output)
     with arithmetic(device, threads, config.tf32):
         trainer = build_trainer(config, data, device, threads)
@@ -139,11 +140,6 @@ def learn_offline(
     return OfflineSummary(directory.path, status, code, epochs, session.best[0], seconds)
 
 
-def algorithm_of(kind: type[ImitationConfig]) -> Algorithm:
-    """The algorithm that settings of this class describe: ``imitation`` or ``offline``."""
-    return "offline" if issubclass(kind, OfflineConfig) else "imitation"
-
-
 def resumed_config(
     kind: type[ImitationConfig], run: Path, given: dict[str, Any]
 ) -> ImitationConfig:
@@ -160,7 +156,7 @@ def resumed_config(
     """
     stored, _ = stored_config(run)
     trained = stored.method.algorithm
-    wanted = algorithm_of(kind)
+    wanted = algorithm_with(kind).name
     if trained != wanted:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     fields = settings_of(kind)
@@ -209,7 +205,7 @@ def build_trainer(
         moments,
         return_moments,
         loss_of(config, return_moments),
-        policy_config(config, algorithm_of(type(config)), data.world, threads).learner,
+        policy_config(config, algorithm_with(type(config)).name, data.world, threads).learner,
         device,
         compile_mode(config.compile, device),
     )
@@ -278,7 +274,7 @@ def _open(
 
 def _identity(run: Path, config: ImitationConfig) -> Identity:
     """The identity of a run with these settings of learning."""
-    settings = lasting_settings(type(config), msgspec.to_builtins(config))
+    settings = lasting_settings(settings_of(type(config)), msgspec.to_builtins(config))
     settings["records"] = list(_absolute(config.records))
     return Identity(run=stored_id(run), settings=settings, switches=switches_on())
 

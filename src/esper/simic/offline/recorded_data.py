@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import (
-    Algorithm,
     LearnerConfig,
     MachineConfig,
     MethodConfig,
@@ -267,7 +266,7 @@ _MEASURED = ("host", "slots")
 
 
 def policy_config(
-    config: ImitationConfig, algorithm: Algorithm, world: WorldConfig, threads: int
+    config: ImitationConfig, algorithm: str, world: WorldConfig, threads: int
 ) -> TrainConfig:
     """The settings of the run: those of a policy that other commands take.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.config import ALGORITHMS, TrainConfig
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.algorithm import learns_by_acting
 from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
@@ -120,7 +121,7 @@ class GrowthTrainee(GrowthRounds):
 
     Args:
         config: settings of the run.
-        policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
+        policy: an algorithm; or one of ``control``, which do not learn.
         devices: devices over which the hosts are distributed; the policy is on the first.
         resumed: whether ``restore`` follows, so that no initial policy is read.
         actor: makes a policy that does not learn, instead of the control called ``policy``.
@@ -142,12 +143,12 @@ class GrowthTrainee(GrowthRounds):
         self.precision = self.environment.precision
         self.backend_name = self.environment.backend_name
         # Before paths are resolved: a wrong one is refused here.
-        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
+        if config.learner.initial_policy is not None and not learns_by_acting(policy):
             raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
         initial = None if resumed else initial_parts(config)
         self.config = resolved(config, self.environment, self.backend_name)
         self.agent = None
-        if policy in ALGORITHMS:
+        if learns_by_acting(policy):
             self.agent = build_agent(self.config, devices[0], initial)
         make = actor or partial(control, policy)
         self.actor: Actor = self.agent.actor if self.agent else make(self.environment)

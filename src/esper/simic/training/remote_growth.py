@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, lag_of
+from esper.leyline.config import TrainConfig
 from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
-from esper.simic.actor import PolicyActor
-from esper.simic.distributed.cluster import Cluster
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
 from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstacked
@@ -21,7 +21,6 @@ from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.merge import merged
 from esper.simic.growth.step import Step, StepReport
-from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
@@ -141,7 +140,8 @@ class RemoteGrowthTrainee(GrowthRounds):
     """Growth environments of actors and the policy that learns from them; see ``Trainee``.
 
     Args:
-        config: settings of the run, with actors.
+        config: settings of the run.
+        actors: where and how the environments run.
         device: device of the learner; hosts run on the CPUs of the actors.
         resumed: whether ``restore`` follows, so that no initial policy is read.
         check: called while waiting for actors; may raise.
@@ -150,30 +150,29 @@ class RemoteGrowthTrainee(GrowthRounds):
         UsageError: a setting is invalid, or the actors cannot be started.
     """
 
-    policy = "impala"
     agent: PPOAgent[Observation]
 
     def __init__(
         self,
         config: TrainConfig,
+        actors: ActorSettings,
         device: torch.device,
         resumed: bool,
         check: Callable[[], None],
     ):
-        world, impala = config.world, config.impala
+        world, self.policy = config.world, config.method.algorithm
         # Actors act with the learner's weights, so they need not have this policy.
         initial = None if resumed else initial_parts(config)
         tasks = resolve_tasks(config)
         settings = growth_config(config, tasks, CPU)
         self.layout = GrowthLayout(tasks, torch.arange(world.envs), settings, CPU)
-        lag = lag_of(impala)
-        self._check = check
+        self._check, lag = check, actors.lag
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
-        cuts = [int(part.sum()) for part in groups.tensor_split(impala.actors)]
+        cuts = [int(part.sum()) for part in groups.tensor_split(actors.count)]
         complete = resolved(config, self.layout, config.machine.backend)
         specs = actor_specs(complete, cuts, lag == 0)
         data = data_from_files(config, tasks)
-        self.cluster = Cluster(impala.ray_address, impala.actors)
+        self.cluster = Cluster(actors.address, actors.count)
         try:
             self.actors = RemoteActors(
                 self.cluster, GrowthShard, specs, data, lag, world.rounds, world.envs

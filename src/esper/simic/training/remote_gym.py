@@ -7,18 +7,17 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, lag_of
+from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
-from esper.simic.actor import PolicyActor
-from esper.simic.distributed.cluster import Cluster
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
 from esper.simic.distributed.wire import as_arrays, as_tensors
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.vector_environment import Episode
-from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
 from esper.simic.training.actor_specs import ActorSpec, actor_specs
@@ -89,7 +88,8 @@ class RemoteGymTrainee(GymRounds):
     """Environments of actors and the policy that learns their task; see ``Trainee``.
 
     Args:
-        config: settings of the run, with ``gym`` set and actors.
+        config: settings of the run, with ``gym`` set.
+        actors: where and how the environments run.
         device: device of the learner.
         check: called while waiting for actors; may raise.
 
@@ -97,7 +97,13 @@ class RemoteGymTrainee(GymRounds):
         UsageError: a setting is invalid, or the actors cannot be started.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, check: Callable[[], None]):
+    def __init__(
+        self,
+        config: TrainConfig,
+        actors: ActorSettings,
+        device: torch.device,
+        check: Callable[[], None],
+    ):
         super().__init__()
         for path in config.world.plugin:
             plugins.load(path)
@@ -106,11 +112,10 @@ class RemoteGymTrainee(GymRounds):
         one.close()
         self.config = resolved(config)
         self.agent = build_gym_agent(self.config, shape, device)
-        self._check, lag = check, lag_of(config.impala)
-        actors, rounds = config.impala.actors, config.world.rounds
-        self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors)]
+        self._check, lag, rounds = check, actors.lag, config.world.rounds
+        self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
         specs = actor_specs(self.config, self.cuts, lag == 0)
-        self.cluster = Cluster(config.impala.ray_address, actors)
+        self.cluster = Cluster(actors.address, actors.count)
         try:
             self.actors = RemoteActors(self.cluster, GymShard, specs, None, lag, rounds, self.count)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, impala_of, unflatten
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import Shape, gym_agent
@@ -104,13 +104,12 @@ def _learner(
     """A new learner with the settings of its run, and the class of its observations."""
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), CPU, amp_dtype), FlatObservation
-    impala = impala_of(config)
     agent = growth_agent(
         config.learner,
         config.world.seed,
         CPU,
         amp_dtype,
-        impala=impala,
+        learner_arguments=config.algorithm.learner_arguments(config.learner),
         group_size=config.world.group_size,
     )
     return agent, Observation

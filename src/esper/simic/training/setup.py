@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.host import resolve_slots
-from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
@@ -191,7 +191,7 @@ def build_agent(
         policy_dtype(config, device),
         compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
-        impala_of(config),
+        config.algorithm.learner_arguments(config.learner),
         initial,
         config.world.group_size,
     )
@@ -256,17 +256,11 @@ def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> Tr
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
         "threads": config.machine.threads or torch.get_num_threads(),
-        **resolved_lag(config),
+        **config.algorithm.resolved(),
     }
     if config.machine.backend == "auto" and backend in BACKENDS:
         settings["backend"] = backend
     return unflatten(settings, config)
-
-
-def resolved_lag(config: TrainConfig) -> dict[str, int]:
-    """The lag in effect, as a setting; none for a run that learns by PPO."""
-    impala = impala_of(config)
-    return {} if impala is None else {"lag": lag_of(impala)}
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:
