@@ -12,13 +12,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from write_event_docs import field_notes
-
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.algorithm import AlgorithmConfig, algorithms
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import Range, about
 from esper.leyline.config.values import options_of
+from esper.scripts.flags import meanings_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings-reference.md"
 
@@ -88,7 +87,7 @@ def _group(title: str, kind: Any, runs: str | None = None) -> str:
 
 def _table(kind: type, own: Sequence[Field[Any]], runs: str | None = None) -> str:
     """The table of some fields of ``kind``; ``runs`` is the kind of run that has them all."""
-    notes = field_notes(kind)
+    notes = {name: text.replace("``", "`") for name, text in meanings_of(kind).items()}
     rows = [
         "| setting | values | default | runs | resume | meaning |",
         "|---|---|---|---|---|---|",

@@ -73,7 +73,7 @@ def test_a_registered_algorithm_trains_by_the_command_of_its_name(tmp_path: Path
 def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(esper, ["train", "--help"]) == 0
     assert "toy         Train by a toy." in capsys.readouterr().out
-    assert guarded(esper, ["train", "toy", "--help"]) == 0
+    assert guarded(esper, ["train", "toy", "--help-all"]) == 0
     assert "Factor of all advantages." in capsys.readouterr().out
 
 

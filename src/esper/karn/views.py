@@ -78,7 +78,7 @@ def view_definitions(found: Iterable[str] = ()) -> dict[str, str]:
     columns = {metric_column(m): m for m in metrics if metric_column(m) not in _KEYS}
     shown = ", ".join(f'{_quoted(m)} AS "{column}"' for column, m in columns.items())
     return {
-        "updates": f'SELECT run, round, "update", time, {shown} FROM ppo_update_completed',
+        "updates": f'SELECT run, round, "update", time, {shown} FROM {_UPDATES}',
         "steps": _STEPS,
         "decisions": _DECISIONS,
         "rewards": _REWARDS,
@@ -88,6 +88,7 @@ def view_definitions(found: Iterable[str] = ()) -> dict[str, str]:
     }
 
 
+_UPDATES = "(SELECT * FROM ppo_update_completed UNION ALL SELECT * FROM policy_update_completed)"
 _KEYS = ("run", "round", "update", "time")
 
 

@@ -33,7 +33,7 @@ from esper.scripts.settings_file import settings_file
 class FileConfig:
     """Sources of settings: flags take precedence over the file, the file over defaults."""
 
-    config_json: Path | None = None
+    config_json: Path | None = setting(None, main=True)
     """A flat JSON file of settings; its keys are the names of the flags, with underscores."""
 
 
@@ -41,7 +41,7 @@ class FileConfig:
 class SourceConfig(FileConfig):
     """Sources of settings: flags take precedence over the file, the file over defaults."""
 
-    resume: Path | None = None
+    resume: Path | None = setting(None, main=True)
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
     trust: bool = False
     """With --resume: execute the plugins and import the Gymnasium module that the run names."""
@@ -51,7 +51,7 @@ class SourceConfig(FileConfig):
 class SeedsConfig:
     """Repetition with other seeds."""
 
-    seeds: int = setting(1, up_to(10_000))
+    seeds: int = setting(1, up_to(10_000), main=True)
     """Number of seeds to train with, from --seed on: a run for each, one after the other, in one
     directory, and a joint table and report. The same command with --name goes on where it was
     stopped."""
@@ -61,7 +61,7 @@ class SeedsConfig:
 class ViewConfig:
     """What is shown during training."""
 
-    sanctum: bool = False
+    sanctum: bool = setting(False, main=True)
     """Whether to show the run in Sanctum, full screen, instead of a progress line; closing Sanctum
     does not end the training."""
 

@@ -85,7 +85,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
         if word not in names:
-            hint = suggestion(word, names, "esper train ppo --help lists all settings")
+            hint = suggestion(word, names, "esper train ppo --help-all lists all settings")
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
         if name in given and given[name] != value:

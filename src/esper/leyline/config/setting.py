@@ -60,6 +60,7 @@ class Setting:
         defaults: default per kind of run, where it differs from the default of the field.
         on_resume: whether its value may change when a run is resumed.
         positional: whether it is a positional argument on the command line.
+        main: whether ``--help`` shows it where a command has many settings.
     """
 
     within: Range | None = None
@@ -68,11 +69,32 @@ class Setting:
     defaults: Mapping[Run, Any] = field(default_factory=dict)
     on_resume: bool = False
     positional: bool = False
+    main: bool = False
 
 
 def setting(default: Any = MISSING, within: Range | None = None, **more: Any) -> Any:
     """A dataclass field whose metadata hold ``Setting(within=within, **more)``."""
     return field(default=default, metadata={Setting: Setting(within=within, **more)})
+
+
+def shared(kind: type, name: str, **more: Any) -> Any:
+    """A field like the setting ``name`` of ``kind``: same default, range, aliases and docstring.
+
+    ``more`` are properties that differ, such as ``on_resume``.
+    """
+    field_of_kind = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    common = about(field_of_kind)
+    copy = Setting(within=common.within, aliases=common.aliases, on_resume=common.on_resume)
+    metadata = {Setting: dataclasses.replace(copy, **more), Origin: Origin(kind, name)}
+    return field(default=field_of_kind.default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The setting that a shared one is a copy of."""
+
+    kind: type
+    name: str
 
 
 def about(field: Field[Any]) -> Setting:

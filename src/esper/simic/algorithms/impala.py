@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class ImpalaConfig(AlgorithmConfig):
     """How esper train impala learns from rollouts of an older policy (docs/learning.md)."""
 
-    actors: int = setting(0, Range(0, 10_000), on_resume=True)
+    actors: int = setting(0, Range(0, 10_000), on_resume=True, main=True)
     """Number of actors, which collect the rollouts in processes of their own, on ray (extra `ray`);
     each has a part of the environments and takes one CPU. With 0, the learner's process collects
     them."""
     ray_address: str | None = setting(None, on_resume=True)
     """Head node of the ray cluster on which the actors run, as HOST:PORT, or auto for the cluster
     that this machine belongs to; by default ray is started on this machine."""
-    lag: int | None = setting(None, Range(0, 1_000))
+    lag: int | None = setting(None, Range(0, 1_000), main=True)
     """Without actors: number of updates by which the policy that acts is behind the one that
     learns, by default 0. The lag is artificial: it shows, in one process, what actors elsewhere
     cause. With actors: largest number of updates by which the weights of a rollout may be behind,

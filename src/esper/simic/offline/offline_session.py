@@ -12,7 +12,7 @@ from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
-    PPOUpdateCompleted,
+    PolicyUpdateCompleted,
     TrainingFinished,
     TrainingStarted,
     number,
@@ -211,7 +211,8 @@ class OfflineSession:
         """Emit the epoch's event, save its policy if it is the best, and tell the observer."""
         numbers = {n: None if v is None else number(v) for n, v in summary.metrics.items()}
         epoch = summary.epoch
-        hub.emit(PPOUpdateCompleted(time=time.time(), round=epoch, update=epoch, metrics=numbers))
+        now = time.time()
+        hub.emit(PolicyUpdateCompleted(time=now, round=epoch, update=epoch, metrics=numbers))
         if summary.best:
             self._save(hub, epoch)
         self.observer.epoch_done(summary)

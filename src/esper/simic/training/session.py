@@ -9,6 +9,7 @@ from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import (
     AnalyticsSnapshot,
     CheckpointSaved,
+    PolicyUpdateCompleted,
     PPOUpdateCompleted,
     TrainingFinished,
     UpdateRefused,
@@ -179,9 +180,9 @@ class Session:
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
         assert self.agent is not None, "no learner"
         numbers = {name: None if v is None else number(v) for name, v in metrics.items()}
-        return PPOUpdateCompleted(
-            time=time.time(), round=index, update=self.agent.updates, metrics=numbers
-        )
+        by_ppo = self.config.method.algorithm == "ppo"
+        kind = PPOUpdateCompleted if by_ppo else PolicyUpdateCompleted
+        return kind(time=time.time(), round=index, update=self.agent.updates, metrics=numbers)
 
     def _snapshot(
         self,
