@@ -5,7 +5,7 @@ from typing import Any, Generic, Protocol
 import torch
 from torch import Tensor
 
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments
 from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState
 from esper.tamiyo.policy.noise import EpisodeNoise
 

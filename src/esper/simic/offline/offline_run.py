@@ -43,9 +43,13 @@ from esper.simic.run.run_directory import (
     stored_id,
 )
 from esper.simic.trainer import Trainer
-from esper.simic.training.arithmetic import arithmetic
-from esper.simic.training.out_of_memory import what_fits
-from esper.simic.training.setup import compile_mode, half_precision, resolve_device
+from esper.simic.training.setup import (
+    arithmetic,
+    compile_mode,
+    half_precision,
+    resolve_device,
+    what_fits,
+)
 from esper.simic.training.stop_signal import StopSignal
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 

@@ -29,11 +29,12 @@ from esper.simic.training.actor_specs import (
     Data,
     actor_specs,
     data_from_files,
+    joined,
+    joined_rollout,
     with_data,
 )
 from esper.simic.training.decisions import Decision, RemoteDecision
 from esper.simic.training.growth_trainee import GrowthRounds
-from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.recorder import Recorder
 from esper.simic.training.setup import (
     build_agent,

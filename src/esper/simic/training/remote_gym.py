@@ -20,7 +20,7 @@ from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.vector_environment import Episode
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
-from esper.simic.training.actor_specs import ActorSpec, actor_specs
+from esper.simic.training.actor_specs import ActorSpec, actor_specs, joined, joined_rollout
 from esper.simic.training.gym_trainee import (
     GymRounds,
     build_gym_agent,
@@ -28,7 +28,6 @@ from esper.simic.training.gym_trainee import (
     resolved,
     shape_of,
 )
-from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.events import (
@@ -30,10 +30,43 @@ from esper.simic.run.disk import sync
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
-from esper.simic.training.observer import Observer
+from esper.simic.training.gym_trainee import GymSummary
+from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.replay import write_refusal
 from esper.simic.training.stop_signal import Stopped, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
+
+AnySummary = RoundSummary | GymSummary
+
+
+class Observer(Protocol):
+    """Receives notifications of a run's progress."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """Called when training begins; earlier processes completed ``done`` rounds."""
+        ...
+
+    def stepped(self, step: AnyStep) -> None:
+        """Called after every environment step."""
+        ...
+
+    def round_done(self, summary: AnySummary) -> None:
+        """Called after every round, after its checkpoint if one is due."""
+        ...
+
+
+class Unobserved:
+    """An observer that does nothing."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """See ``Observer``."""
+
+    def stepped(self, step: AnyStep) -> None:
+        """See ``Observer``."""
+
+    def round_done(self, summary: AnySummary) -> None:
+        """See ``Observer``."""
+
 
 MAX_REFUSALS = 3
 """Number of refused updates in a row after which the run stops."""

@@ -33,13 +33,10 @@ from esper.simic.run.run_directory import (
     stored_config,
     stored_id,
 )
-from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
-from esper.simic.training.observer import Observer, Unobserved
-from esper.simic.training.out_of_memory import memory_error, what_fits
-from esper.simic.training.session import Session
-from esper.simic.training.setup import resolve_devices
+from esper.simic.training.session import Observer, Session, Unobserved
+from esper.simic.training.setup import arithmetic, memory_error, resolve_devices, what_fits
 from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
 
