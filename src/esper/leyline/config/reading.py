@@ -21,10 +21,10 @@ def defaults_of(*kinds: Run) -> TrainConfig:
 
     A kind is one of ``Run``, or the name of an algorithm.
     """
-    own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
+    defaults = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
     config = TrainConfig()
     for run in kinds:
-        values = {name: own[name][run] for name in own if run in own[name]}
+        values = {name: defaults[name][run] for name in defaults if run in defaults[name]}
         if run in algorithms():
             values |= {"algorithm": run, **algorithms()[run].defaults}
         config = _with(config, values)
@@ -80,7 +80,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
-    given: dict[str, Any] = {}
+    values_by_name: dict[str, Any] = {}
     fields, names = run_settings(), spellings(TrainConfig) | own_spellings()
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
@@ -88,10 +88,10 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
             hint = suggestion(word, names, "esper train ppo --help-all lists all settings")
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
-        if name in given and given[name] != value:
+        if name in values_by_name and values_by_name[name] != value:
             raise UsageError(f"{key}: {name} was already given another value; keep one of them")
-        given[name] = value
-    values = {name: typed(name, v, fields[name].type) for name, v in given.items()}
+        values_by_name[name] = value
+    values = {name: typed(name, v, fields[name].type) for name, v in values_by_name.items()}
     algorithm = values.get("algorithm", "ppo")
     if algorithm not in algorithms():
         choices = ", ".join(map(repr, algorithms()))
@@ -121,8 +121,8 @@ def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
         base = dataclasses.replace(base, algorithm=kind())
     for group in dataclasses.fields(TrainConfig):
         part = getattr(base, group.name)
-        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
-        groups[group.name] = dataclasses.replace(part, **own)
+        group_values = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
+        groups[group.name] = dataclasses.replace(part, **group_values)
     return TrainConfig(**groups)
 
 

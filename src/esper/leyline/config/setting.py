@@ -108,11 +108,11 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
 
 
 def _settings(kind: type) -> Iterator[Field[Any]]:
-    for own in dataclasses.fields(kind):
-        if isinstance(own.type, type) and dataclasses.is_dataclass(own.type):
-            yield from _settings(own.type)
+    for field_of_kind in dataclasses.fields(kind):
+        if isinstance(field_of_kind.type, type) and dataclasses.is_dataclass(field_of_kind.type):
+            yield from _settings(field_of_kind.type)
         else:
-            yield own
+            yield field_of_kind
 
 
 def spellings(kind: type) -> dict[str, str]:

@@ -41,8 +41,8 @@ def reevaluate(
     """
     with full_precision(rollout.actions.device):
         if rollout.valid is None:
-            found = _whole_episodes(policy, moments, rollout)
-            return found.log_prob, found.value, torch.zeros_like(rollout.last_value)
+            evaluation = _whole_episodes(policy, moments, rollout)
+            return evaluation.log_prob, evaluation.value, torch.zeros_like(rollout.last_value)
         return _pieces_of_episodes(policy, moments, rollout, rollout.valid)
 
 
@@ -65,10 +65,10 @@ def _pieces_of_episodes(
     assert rollout.last_observation is not None, "the rollout ends within episodes"
     device = rollout.actions.device
     first, environment, lengths = episode_pieces(valid)
-    places, _ = padded(first, lengths)
+    index, _ = padded(first, lengths)
     # Row T of what follows is the state after the last step, in which no action was taken.
     last, seen = rollout.last_observation.tensors(), rollout.observation.tensors()
-    time, column = moved(places, device), moved(environment, device)
+    time, column = moved(index, device), moved(environment, device)
     tensors = {
         name: torch.cat([x, last[name][None].to(x.device)])[time, column]
         for name, x in seen.items()
@@ -77,14 +77,14 @@ def _pieces_of_episodes(
     actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, column]
     continues = moved(first == 0, device)[:, None]
     hidden = tuple(torch.where(continues, state[:, column], 0.0) for state in rollout.hidden)
-    found = policy.evaluate_actions(moments.normalise(observation), actions, hidden)
+    evaluation = policy.evaluate_actions(moments.normalise(observation), actions, hidden)
 
     # The inverse of the gathering above: the piece that contains each step, and the place in it.
     begins = torch.cat([torch.ones_like(valid[:1]), ~valid])
     piece = (begins.T.flatten().cumsum(0) - 1).view(begins.shape[1], -1).T
-    place = torch.arange(len(begins))[:, None] - first[piece]
-    piece, place = moved(piece, device), moved(place, device)
-    log_prob, value = found.log_prob[place, piece], found.value[place, piece]
+    row = torch.arange(len(begins))[:, None] - first[piece]
+    piece, row = moved(piece, device), moved(row, device)
+    log_prob, value = evaluation.log_prob[row, piece], evaluation.value[row, piece]
     return log_prob[:-1], value[:-1], value[-1]
 
 
@@ -145,8 +145,8 @@ class VTraceEstimator:
         if not self.corrected:
             log_ratio = torch.zeros_like(log_ratio)
         rewards, ends = rollout.rewards, rollout.terminated
-        given = rewards, values, last_value, ends, self.discount
+        inputs = rewards, values, last_value, ends, self.discount
         clips = self.rho_clip, self.c_clip, self.trace_decay
-        found = vtrace(log_ratio, *given, rollout.cut_off, *clips)
-        _, returns = generalised_advantages(*given, 1.0, rollout.cut_off)
-        return Estimates(values, found.errors, found.targets, returns, log_prob, found.rho, metrics)
+        trace = vtrace(log_ratio, *inputs, rollout.cut_off, *clips)
+        _, returns = generalised_advantages(*inputs, 1.0, rollout.cut_off)
+        return Estimates(values, trace.errors, trace.targets, returns, log_prob, trace.rho, metrics)

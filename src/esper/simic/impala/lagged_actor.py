@@ -38,8 +38,8 @@ class LaggedActor(Generic[ObservationT]):
 
     def state(self) -> dict[str, Any]:
         """The weights and moments of the actor and of those that wait, oldest first."""
-        own = snapshot(self.actor)
-        return {str(i): parts for i, parts in enumerate([own, *self._waiting])}
+        acting = snapshot(self.actor)
+        return {str(i): parts for i, parts in enumerate([acting, *self._waiting])}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned.

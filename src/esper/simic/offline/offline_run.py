@@ -160,8 +160,8 @@ def resumed_config(
     """
     stored, _ = stored_config(run)
     trained = stored.method.algorithm
-    wanted = algorithm_with(kind).name
-    if trained != wanted:
+    asked = algorithm_with(kind).name
+    if trained != asked:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     fields = settings_of(kind)
     try:
@@ -198,12 +198,12 @@ def build_trainer(
     policy.to(device)
     policy.amp_dtype, policy.threads = amp_dtype, threads
     # Fitted where the records are; then moved, because it takes a few small tensors.
-    fitted, fitted_returns = GrowthMoments(CPU), RunningMoments((), CPU)
-    fit_moments(data, fitted, fitted_returns)
+    record_moments, record_returns = GrowthMoments(CPU), RunningMoments((), CPU)
+    fit_moments(data, record_moments, record_returns)
     moments, return_moments = GrowthMoments(device), RunningMoments((), device)
     for name, part in moments.parts().items():
-        part.load(fitted.parts()[name].state())
-    return_moments.load(fitted_returns.state())
+        part.load(record_moments.parts()[name].state())
+    return_moments.load(record_returns.state())
     return Trainer(
         policy,
         moments,
@@ -240,13 +240,13 @@ def _open(
     """A new run directory, or the continued one with its best checkpoint, restored."""
     fingerprint = machine_fingerprint(device, settings, "records")
     records = _absolute(config.records)
-    known = {
+    facts = {
         "settings": msgspec.to_builtins(dataclasses.replace(config, records=records)),
         "identities": data.identities,
         "episodes": data.episodes.count,
     }
     if resume is None:
-        return RunDirectory.create(settings, fingerprint, {_KEY: known}), None
+        return RunDirectory.create(settings, fingerprint, {_KEY: facts}), None
     directory = RunDirectory(resume)
     try:
         checkpoint = load_latest(resume)
@@ -256,7 +256,7 @@ def _open(
             )
         now = _identity(resume, resumed_config(type(config), resume, {}))
         check_same_run(resume, checkpoint.identity, now, plugins_given=True)
-        _check_same_data(resume, known)
+        _check_same_data(resume, facts)
         _, then = stored_config(resume)
         try:
             trainer.load_state(checkpoint.parts)
@@ -266,7 +266,7 @@ def _open(
                 f"resume: the checkpoint belongs to another network ({reason})"
             ) from error
         directory.cut_events(checkpoint.events_bytes, checkpoint.round)
-        directory.note_resume(settings, fingerprint, {_KEY: known})
+        directory.note_resume(settings, fingerprint, {_KEY: facts})
     except UsageError:
         directory.abandon()
         raise

@@ -176,13 +176,13 @@ class OfflineSession:
         """Learn for one epoch; None if a signal ended it."""
         begin = time.perf_counter()
         order = shuffled(self.data.learned, self.config.seed, epoch)
-        found = []
+        batches = []
         for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
             if self.stop.number is not None:
                 return None
-            found.append((self.trainer.step(batch), _steps(batch)))
+            batches.append((self.trainer.step(batch), _steps(batch)))
         # The only transfer of an epoch: it also waits for the device, so that the time is right.
-        metrics = averaged(found, self.trainer.policy.heads)
+        metrics = averaged(batches, self.trainer.policy.heads)
         metrics[Metric.LEARNING_RATE] = self.config.learning_rate
         speed = self.data.steps / (time.perf_counter() - begin)
         if self.trainer.scaler is not None:
@@ -198,13 +198,13 @@ class OfflineSession:
 
     def _held_out(self, loader: EpisodeLoader) -> dict[str, float | None]:
         """Metrics of the held-out episodes."""
-        found = []
+        batches = []
         size = self.config.batch_size
         for batch in loader.batches(self.data.held_out, size, self.whole_groups):
-            measured = self.trainer.measure(batch)
-            own = {name: value for name, value in measured.items() if name in HELD_OUT}
-            found.append((own, _steps(batch)))
-        metrics = averaged(found, self.trainer.policy.heads)
+            values = self.trainer.measure(batch)
+            shared_metrics = {name: value for name, value in values.items() if name in HELD_OUT}
+            batches.append((shared_metrics, _steps(batch)))
+        metrics = averaged(batches, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 
     def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:

@@ -89,10 +89,10 @@ class GrowthShard:
         self.everyone = GrowthLayout(tasks, torch.arange(spec.total), settings, CPU)
         self.policy = FactoredLSTM(config.learner.lstm_hidden)
         self.policy.amp_dtype = policy_dtype(config, CPU)
-        given = self.policy, GrowthMoments(CPU), config.world.seed, CPU
+        parts = self.policy, GrowthMoments(CPU), config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
-        self.placed = PlacedActor(*given, *rows) if spec.synchronous else None
-        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*given)
+        self.placed = PlacedActor(*parts, *rows) if spec.synchronous else None
+        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*parts)
 
     def describe(self) -> dict[str, Any]:
         """See ``Shard.describe``: the backend and the precision in use."""
@@ -106,35 +106,35 @@ class GrowthShard:
         slots = {len(task.host.slots) for task in self.everyone.current_tasks}
         self.actor.least_options = max(slots)
         hidden: list[RecurrentState] = []
-        taken: list[Step] = []
+        steps: list[Step] = []
 
         def note_step(t: int, actions: Tensor, step: Step) -> None:
             hidden.append(self.actor.hidden)
-            taken.append(step)
+            steps.append(step)
 
         with self.actor.policy.frozen_weights():
             rollout = collect(self.environment, self.actor, number, note_step)
         ops = self._op_probabilities(hidden, rollout.observation.masks)
-        telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(taken)]
+        telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(steps)]
         result = {
             "rollout": rollout.state(),
             "telemetry": stacked(telemetry),
-            "after": taken[-1].observation.tensors(),
+            "after": steps[-1].observation.tensors(),
         }
         return as_arrays(result), None
 
     def _op_probabilities(self, hidden: list[RecurrentState], masks: ActionMasks) -> list[Tensor]:
         """The probability of each op in every step, each ``[N, ops]``."""
         compute = self.policy.op_probability_function()
-        found = []
+        probabilities = []
         for t, state in enumerate(hidden):
             legal = ActionMasks(masks.slots[t], masks.kinds[t])
             if self.placed is not None:
                 state = tuple(self.placed.spread(x, 1) for x in state)
                 legal = ActionMasks(*map(self.placed.spread, (legal.slots, legal.kinds)))
             ops = compute(state, legal)
-            found.append(ops if self.placed is None else self.placed.picked(ops))
-        return found
+            probabilities.append(ops if self.placed is None else self.placed.picked(ops))
+        return probabilities
 
 
 class RemoteGrowthTrainee(GrowthRounds):
@@ -181,10 +181,10 @@ class RemoteGrowthTrainee(GrowthRounds):
         except BaseException:
             self.cluster.close()
             raise
-        known = self.actors.descriptions
-        names = {name for one in known for name in one["backend"].split(" and ")}
+        descriptions = self.actors.descriptions
+        names = {name for one in descriptions for name in one["backend"].split(" and ")}
         self.backend_name = " and ".join(sorted(names))
-        self.precision = known[0]["precision"]
+        self.precision = descriptions[0]["precision"]
         self.config = resolved(config, self.layout, self.backend_name)
         self.agent = build_agent(self.config, device, initial)
         if self.precision.reason:
@@ -200,21 +200,22 @@ class RemoteGrowthTrainee(GrowthRounds):
         """See ``Trainee.collect``. Steps are reported when all actors have delivered the round."""
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
-        found = [as_tensors(delivery.rollout) for delivery in deliveries]
+        contents = [as_tensors(delivery.rollout) for delivery in deliveries]
         self.layout.draw_tasks(number)
-        states = [one["rollout"] for one in found]
+        states = [one["rollout"] for one in contents]
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
-        telemetry: StepTelemetry = merged([one["telemetry"] for one in found], rows)
-        last = {n: joined([one["after"][n] for one in found], 0) for n in found[0]["after"]}
+        telemetry: StepTelemetry = merged([one["telemetry"] for one in contents], rows)
+        last = {n: joined([one["after"][n] for one in contents], 0) for n in contents[0]["after"]}
         decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)
+        observed = rollout.observation.tensors()
         for t in range(self.steps):
             decision.last = _decision(rollout, telemetry.ops[:, t], t)
             now: StepTelemetry = unstacked(telemetry, t, self.steps)
             done = t + 1 == self.steps
-            seen = last if done else {n: x[t + 1] for n, x in rollout.observation.tensors().items()}
-            step = Step(Observation.from_tensors(seen), now.reward, done, now.report)
+            following = last if done else {n: x[t + 1] for n, x in observed.items()}
+            step = Step(Observation.from_tensors(following), now.reward, done, now.report)
             self.recorder.step(t, rollout.actions[t], step)
             on_step(step)
             if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:

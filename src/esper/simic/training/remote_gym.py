@@ -48,10 +48,10 @@ class GymShard:
         self.environments = made_environments(self.config, spec.begin, spec.end)
         # A learner that never learns: its policy and its moments are what acts.
         agent = build_gym_agent(self.config, shape_of(self.environments), CPU)
-        given = agent.policy, agent.moments, self.config.world.seed, CPU
+        parts = agent.policy, agent.moments, self.config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
         self.actor: PolicyActor[FlatObservation] = (
-            PlacedActor(*given, *rows) if spec.synchronous else PolicyActor(*given)
+            PlacedActor(*parts, *rows) if spec.synchronous else PolicyActor(*parts)
         )
         self.number: int | None = None
 
@@ -128,13 +128,13 @@ class RemoteGymTrainee(GymRounds):
         self._ended = []
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
-        found = [as_tensors(delivery.rollout) for delivery in deliveries]
+        contents = [as_tensors(delivery.rollout) for delivery in deliveries]
         self._last = _together([as_tensors(delivery.after) for delivery in deliveries])
         for t in range(self.steps):
-            ended = [episode for one in found for episode in one["ended"][t]]
+            ended = [episode for one in contents for episode in one["ended"][t]]
             self._ended += ended
             on_step(GymStep(self.count, t + 1 == self.steps, ended))
-        states = [one["rollout"] for one in found]
+        states = [one["rollout"] for one in contents]
         rollout = joined_rollout(FlatObservation, states, self.agent.device)
         rollout.lag = mean_lag(deliveries, number, self.actors.lag)
         return rollout
@@ -181,11 +181,11 @@ def _apart(state: State, cuts: Sequence[int]) -> list[State]:
     """The inverse of ``_together``, for actors with ``cuts`` environments."""
     lengths = state["environments"]["lengths"]
     actions = [int(part.sum()) for part in lengths.split(list(cuts))]
-    found: list[State] = [{part: {} for part in state} for _ in cuts]
+    states: list[State] = [{part: {} for part in state} for _ in cuts]
     for part, tensors in state.items():
         for name, x in tensors.items():
             sizes = actions if name == "actions" else list(cuts)
             pieces = x.split(sizes, int(part == "memory"))
-            for one, piece in zip(found, pieces, strict=True):
+            for one, piece in zip(states, pieces, strict=True):
                 one[part][name] = piece
-    return found
+    return states

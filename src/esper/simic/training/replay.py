@@ -65,9 +65,9 @@ def write_refusal(
         "agent": agent.refusal.agent,
         "rollout": agent.refusal.rollout,
     }
-    written = io.BytesIO()
-    torch.save(content, written)
-    replace_synced(path, written.getvalue())
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    replace_synced(path, buffer.getvalue())
     return path
 
 
@@ -87,8 +87,8 @@ def replay(path: Path) -> Replayed:
         agent, observation_type = _learner(config, content["shape"], amp_dtype)
         agent.load_state(content["agent"])
         agent.update(Rollout.from_state(observation_type, content["rollout"]))
-        found = agent.refusal.tensor if agent.refusal else None
-        return Replayed(content["round"], content["tensor"], found)
+        tensor = agent.refusal.tensor if agent.refusal else None
+        return Replayed(content["round"], content["tensor"], tensor)
     except UsageError:
         raise
     except Exception as error:

@@ -183,15 +183,15 @@ class Session:
 
         begin = time.perf_counter()
         rollout = self.trainee.collect(hub, index, on_step)
-        collected = time.perf_counter()
+        collect_end = time.perf_counter()
         self._record(index, rollout)
-        recorded = time.perf_counter()
+        record_end = time.perf_counter()
         metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
         speed = self.trainee.count * self.trainee.steps / (end - begin)
         update = self._update_completed(index, metrics) if self.agent else None
-        snapshot = self._snapshot(index, metrics, speed, collected - begin, end - recorded)
+        snapshot = self._snapshot(index, metrics, speed, collect_end - begin, end - record_end)
         if update is not None:
             hub.emit(update)
             self._note_refusal(hub, index)
@@ -299,8 +299,8 @@ class Session:
             )
             return
         self.saved = number
-        saved = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
-        hub.emit(saved)
+        event = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
+        hub.emit(event)
 
     def _relative(self, path: Path) -> str:
         """A path within the run directory, relative to it."""

@@ -65,9 +65,9 @@ def what_fits(
         device: device of the policy.
         setting: the setting that says how many there are.
     """
-    found = _REQUEST.search(str(error))
-    requested = float(found[1]) * _UNITS[found[2]] if found else 0.0
-    needed = torch.cuda.max_memory_allocated(device) + requested
+    match = _REQUEST.search(str(error))
+    request = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    needed = torch.cuda.max_memory_allocated(device) + request
     available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     fits = min(count - 1, int(count * SHARE * available / max(needed, 1.0)))
     advice = f"about {fits} fit" if fits > 0 else "not even one fits"

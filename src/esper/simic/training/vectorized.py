@@ -122,16 +122,16 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     Raises:
         UsageError: there is no such run, or a setting that may not change differs.
     """
-    stored, _ = stored_config(run)
-    before = flatten(stored)
-    config = unflatten(settings, stored)
-    trained = stored.method.algorithm
+    earlier, _ = stored_config(run)
+    before = flatten(earlier)
+    config = unflatten(settings, earlier)
+    trained = earlier.method.algorithm
     if config.method.algorithm != trained:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     then = latest_identity(run)
     if then is not None:
         # Before anything is built: the tasks of another plugin, say, may not exist.
-        check_same_run(run, then, identity_of(stored_id(run), stored, {}), "plugin" in settings)
+        check_same_run(run, then, identity_of(stored_id(run), earlier, {}), "plugin" in settings)
     fields = run_settings()
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
@@ -139,7 +139,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
                 f"{name}: the run has {before[name]}, and resuming cannot change it; omit it, or "
                 "start a new run"
             )
-    config.algorithm.check_resumed(stored.algorithm)
+    config.algorithm.check_resumed(earlier.algorithm)
     return run_training(config, trained, resume=run, observer=observer)
 
 

@@ -19,9 +19,9 @@ def initial_run(name: str) -> str:
     Raises:
         UsageError: the policy in the box was trained on another observation.
     """
-    boxed = learned_path(name)
-    if boxed is not None:
-        return os.path.realpath(boxed)
+    box_path = learned_path(name)
+    if box_path is not None:
+        return os.path.realpath(box_path)
     try:
         return absolute_path(name)
     except ValueError:  # a null byte: no path, which initial_parts refuses
@@ -38,10 +38,10 @@ def initial_parts(config: TrainConfig) -> dict[str, dict[str, Any]] | None:
         return None
     run = Path(initial_run(config.learner.initial_policy))
     try:
-        known = (run / "config.json").is_file()
+        is_run = (run / "config.json").is_file()
     except (OSError, ValueError):
-        known = False
-    if not known:
+        is_run = False
+    if not is_run:
         raise UsageError(
             f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
             "lists your runs, and esper policies the policies that come with Esper"
