@@ -123,7 +123,7 @@ def commands(page: Path) -> Iterator[str]:
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     """The command that the words behind ``esper`` name, and the settings they give."""
     name = next(name for name in ARGUMENTS if words[: len(name.split())] == name.split())
-    rest = [word for word in words[len(name.split()) :] if word != "--help"]
+    rest = [word for word in words[len(name.split()) :] if word not in ("--help", "--help-all")]
     return name, read_flags(ARGUMENTS[name], f"esper {name}", rest)
 
 
@@ -171,7 +171,7 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @by_page
 def test_flags_exist(page: Path) -> None:
-    known = {"help", "version", "completion"}
+    known = {"help", "help-all", "version", "completion"}
     for arguments in ARGUMENTS.values():
         known |= {word.replace("_", "-") for word in spellings(arguments)}
     scripts = [path.read_text() for path in ROOT.glob("*s/**/*.py") if path.parts[-2] != "docs"]
