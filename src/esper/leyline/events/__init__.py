@@ -463,7 +463,6 @@ _LEAST: dict[type[Event], str] = {
     GymEpisodes: "minimal",
     PPOUpdateCompleted: "minimal",
     PolicyUpdateCompleted: "minimal",
-    PolicyUpdateCompleted: "minimal",
     UpdateRefused: "minimal",
     AnalyticsSnapshot: "minimal",
     AnomalyDetected: "minimal",
