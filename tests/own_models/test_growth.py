@@ -21,7 +21,18 @@ from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.growing import grow
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, Observation
-from own_modules import Gpt, Recurrent, ResidualNet, images, loader, perceptron, table, tokens
+from grown_modules import germinated, quietly_grown
+from own_modules import (
+    Gpt,
+    Recurrent,
+    ResidualNet,
+    images,
+    loader,
+    perceptron,
+    table,
+    tokens,
+    unchanged,
+)
 
 EPOCHS = 12
 
@@ -130,8 +141,7 @@ def test_a_seed_that_only_trains_leaves_its_host_as_the_plain_loop_does_bit_for_
     assert growth.history[-1].stages["layer1.1"] is Stage.TRAINING
     assert seed.conv_light.conv.weight.abs().sum() > 0
     esper.strip(model)
-    for name, value in twin.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert unchanged(model, twin.state_dict())
 
 
 def test_a_life_from_germination_to_fossilisation() -> None:
@@ -175,28 +185,21 @@ def test_a_life_from_germination_to_fossilisation() -> None:
 
 
 def test_the_contribution_is_the_score_with_the_seed_minus_that_without() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = ResidualNet(), images(64)
-    optimizer = AdamW(model.parameters(), lr=0.01)
+    x, y = images(64)
 
-    def score() -> float:
+    def score(model: nn.Module) -> float:
         with torch.no_grad():
             return float(model(x).softmax(1).gather(1, y[:, None]).mean())
 
-    growth = Growth(
-        model, optimizer, policy=Script({1: plant(0)}), epochs=9, validate=score, report=None
-    )
+    loop = Loop({1: plant(0)}, 64, epochs=9, validate=lambda: score(loop.model))
     for _ in range(8):
-        train_epoch(model, loader(x, y), optimizer)
-        whole = copy.deepcopy(model).eval()
-        record = growth.step()
+        loop.train()
+        whole = copy.deepcopy(loop.model).eval()
+        record = loop.growth.step()
         if record.contributions:
             without = copy.deepcopy(whole)
             grown_seeds(without)["layer1.0"].alpha.zero_()
-            with torch.no_grad():
-                scores = [
-                    float(m(x).softmax(1).gather(1, y[:, None]).mean()) for m in (whole, without)
-                ]
+            scores = [score(whole), score(without)]
             assert record.contributions["layer1.0"] == pytest.approx(
                 scores[0] - scores[1], abs=1e-6
             )
@@ -209,14 +212,12 @@ def test_the_scale_of_a_loss_does_not_hold_a_seed_back() -> None:
     model = perceptron()
     reached = set()
     for scale in (1.0, 1e4):
-        result = esper.grow(
+        result = quietly_grown(
             copy.deepcopy(model),
             loader(*table(64)),
             loader(*table(64, 1)),
             loss=lambda output, target, scale=scale: scale * F.mse_loss(output, target),
-            policy="rule",
             epochs=12,
-            progress=False,
         )
         reached |= {(scale, stage) for r in result.history for stage in r.stages.values()}
     assert {(1.0, Stage.HOLDING), (1e4, Stage.HOLDING)} <= reached
@@ -268,8 +269,7 @@ def test_a_module_that_diverges_is_restored_and_its_seeds_are_pruned() -> None:
     record = growth.step(train_loss=float("nan"))
     assert record.actions[0] == "rolled back: not_finite"
     assert not grown_seeds(model)
-    for name, value in good.items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert unchanged(model, good)
     loop.train()
     assert growth.step().actions == []
 
@@ -347,6 +347,19 @@ def test_a_score_in_percent_is_refused() -> None:
         growth.step(87.5)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_score_that_is_not_finite_is_mentioned_once(value: float) -> None:
+    model, lines = perceptron(), []
+    growth = Growth(model, sgd(model), policy="never", report=lines.append)
+    for score in (0.5, value, 0.5, value):
+        growth.step(score)
+    warnings = [line for line in lines if line.startswith("warning")]
+    assert warnings == [
+        f"warning: the validation score is {value}; no seed can be measured until it is finite"
+    ]
+    assert lines.index(warnings[0]) == 1, "it comes before the line of its epoch"
+
+
 def test_what_a_policy_sees() -> None:
     validation = esper.Validation(0.7, 0.4, 0.6)
     loop = Loop({}, optimizer=sgd, validate=lambda: validation, example=images(32)[0])
@@ -388,6 +401,6 @@ def test_policies_grow_every_kind_of_module(kind: str, policy: str) -> None:
     assert set(result.seeds) <= {s for s in result.history[-1].stages}
     assert result.validation.score <= 1.0
     if policy == "rule":
-        assert any("germinates" in text for r in result.history for text in r.actions)
+        assert germinated(result)
     assert all(p.requires_grad for p in model.parameters())
     assert not any(p.isnan().any() for p in model.parameters())
