@@ -132,6 +132,12 @@ def perceptron(inputs: int = 5, outputs: int = 1) -> nn.Sequential:
     )
 
 
+def unchanged(model: nn.Module, state: dict[str, Tensor]) -> bool:
+    """Whether the module has exactly these numbers."""
+    numbers = model.state_dict()
+    return [*numbers] == [*state] and all(torch.equal(x, state[n]) for n, x in numbers.items())
+
+
 def images(count: int = 64, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Images ``[count, 1, 8, 8]`` with one bright quarter, which is the label."""
     generator = torch.Generator().manual_seed(seed)

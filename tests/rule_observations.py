@@ -2,12 +2,23 @@
 
 import torch
 
-from esper.leyline.actions import Op
+from esper.leyline.actions import HEADS, Op
 from esper.leyline.stages import Stage
+from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import HOST_FEATURES, SLOT_FEATURES, USUAL_PRICE, Observation
 from synthetic import random_observation
 
 SLOTS = 3
+
+
+NOTHING: list[float | None] = [None] * SLOTS
+"""Contributions of which none is known."""
+
+
+def choice(actor: Actor, observation: Observation, step: int) -> tuple[Op, int, int]:
+    """Op, slot and blueprint that the actor chooses for the single environment."""
+    row = actor.act(observation, step)[0][0].tolist()
+    return Op(row[0]), row[HEADS.index("slot")], row[HEADS.index("blueprint")]
 
 
 def observed(

@@ -9,7 +9,7 @@ import itertools
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.hosts.cnn import CnnHost
@@ -34,6 +35,8 @@ from esper.native.build import NoCompiler
 from esper.native.library import library
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import GrowthConfig
 from esper.tolaria.backends import Backend, EpochResult, Optimisation
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
@@ -42,6 +45,7 @@ from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
+from esper.tolaria.pretraining import trained_hosts
 from oracles.naive import (
     CONV_BRANCHES,
     MLP_BRANCHES,
@@ -51,7 +55,7 @@ from oracles.naive import (
     naive_host,
 )
 
-CPU = torch.device("cpu")
+CPU, FULL = torch.device("cpu"), Precision("cpu")
 F64 = torch.float64
 TOLERANCE = 1e-9
 BLUEPRINT_NAMES = tuple(CONV_BRANCHES)
@@ -236,11 +240,12 @@ def train(
     state: SeedState,
     batches: list[tuple[Tensor, Tensor]],
     settings: Optimisation | None = None,
+    backend: Backend | None = None,
 ) -> EpochResult:
     """One epoch, in place."""
     if settings is None:
         settings = optimisation(len(stack.host), len(host.slots), dtype=stack.host.dtype)
-    backend = backend_of(host, stack.host.dtype)
+    backend = backend or backend_of(host, stack.host.dtype)
     return backend.train_epoch(stack, Seeds.training(state), minibatches(batches), settings)
 
 
@@ -447,6 +452,63 @@ def small_engine(
     )
     engine.reset(0)
     return engine
+
+
+def planted(host: Host, garden: Garden) -> Engine:
+    """An engine whose hosts and seeds have random parameters and statistics."""
+    engine = small_engine(host, len(garden))
+    engine.stack = random_stack(host, len(garden))
+    return engine
+
+
+def task_engine(
+    *tasks: Task,
+    groups: Sequence[int] | None = None,
+    task_of: Sequence[int] | None = None,
+    length: int = 5,
+) -> Engine:
+    """An engine in float64 at the start of episode 0; ``task_of`` is the task of each row."""
+    bank = DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
+    backend = backend_of(tasks[0].host)
+    for index, task in enumerate(tasks):
+        hosts = trained_hosts(task, backend, F64, CPU)
+        if hosts is not None:
+            bank.trained_hosts[index] = hosts
+    dataset = torch.tensor(task_of or range(len(tasks)))
+    group = torch.tensor(groups or range(len(dataset)))
+    engine = Engine(bank, Rows(group, group, dataset), 3, backend, 2, 6, length)
+    engine.reset(0)
+    return engine
+
+
+def small_environments(
+    tasks: Sequence[Task],
+    environments: int | Sequence[int] | Tensor,
+    precision: Precision = FULL,
+    devices: Sequence[torch.device] = (CPU,),
+    assigned: Tensor | None = None,
+    **settings: Any,
+) -> GrowthEnv:
+    """Environments whose steps are short; ``settings`` are those of ``GrowthConfig``."""
+    short = {"group_size": 2, "max_batches": 1, "batch_size": 6}
+    if isinstance(environments, int):
+        environments = range(environments)
+    identities = torch.as_tensor(environments)
+    config = GrowthConfig(**(short | settings))
+    return GrowthEnv(tasks, identities, config, precision, *devices, assigned=assigned)
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that reach the dispatcher: all, and those that are not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatched = self.computing = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.dispatched += 1
+        self.computing += not function.is_view
+        return function(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -9,12 +9,9 @@ from esper.leyline.actions import BLUEPRINTS, CHOICE_HEADS, HEADS, Op
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import (
-    CRITIC_FEATURES,
-    HOST_FEATURES,
-    SLOT_FEATURES,
-    Observation,
-)
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
+from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Observation
+from esper.tamiyo.policy.noise import action_noise
 
 CPU = torch.device("cpu")
 
@@ -104,6 +101,21 @@ def canonical_action(**choices: int) -> Tensor:
     assert set(choices) <= set(HEADS)
     assert set(canonical) <= set(CHOICE_HEADS)
     return torch.tensor([(canonical | choices).get(head, 0) for head in HEADS])
+
+
+def acted(
+    policy: FactoredLSTM, sequence: Observation, widest: int, seed: int, episode: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions, log-probs and values from acting step by step on ``sequence [T, N]``."""
+    steps, environments = sequence.host.shape[:2]
+    streams, hidden = torch.arange(environments), policy.initial_hidden(environments)
+    taken = []
+    for t in range(steps):
+        noise = action_noise(seed, streams, episode, t, widest)
+        *said, hidden = policy.act(picked(sequence, t), hidden, noise)
+        taken.append(said)
+    actions, log_prob, value = (torch.stack(part) for part in zip(*taken, strict=True))
+    return actions, log_prob, value
 
 
 def synthetic_rollout(

@@ -14,11 +14,10 @@ from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.stages import LIVING, PRUNABLE, Gate, Stage
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.simic.training.vectorized import run_training
-from esper.tolaria.precision import Precision
-from support import CPU, small_host, small_task
+from small_runs import SMALL
+from support import CPU, small_environments, small_host, small_task
 from synthetic import canonical_action
 
 NAN = float("nan")
@@ -233,12 +232,8 @@ class Gardener:
     """One environment with three slots, driven by names of operations and heads."""
 
     def __init__(self, **settings):
-        config = GrowthConfig(
-            **{"seed": 4, "episode_length": 30, "max_batches": 1, "batch_size": 6} | settings
-        )
-        self.env = GrowthEnv(
-            [small_task(small_host())], torch.arange(1), config, Precision("cpu"), CPU
-        )
+        short = {"seed": 4, "episode_length": 30, "group_size": 1}
+        self.env = small_environments([small_task(small_host())], 1, **(short | settings))
         self.observation = self.env.reset(0)
 
     def do(self, op: Op = Op.WAIT, slot: int = 0, **choices: int) -> Step:
@@ -349,17 +344,8 @@ def test_strict_gates_use_the_measurements_of_the_step():
 
 def test_seeds_advance_at_every_telemetry_level(tmp_path: Path):
     """Health and contribution are measured in every step, whether or not they are written."""
-    settings = {
-        "task": "digits",
-        "envs": 8,
-        "rounds": 1,
-        "episode_length": 40,
-        "max_batches": 1,
-        "batch_size": 8,
-        "lstm_hidden": 16,
-        "threads": 1,
-        "telemetry_dir": str(tmp_path),
-    }
+    settings = {"task": "digits", "envs": 8, "group_size": 8, "rounds": 1, "episode_length": 40}
+    settings = SMALL | settings | {"lstm_hidden": 16, "telemetry_dir": str(tmp_path)}
     outcomes = []
     for level in ("off", "debug"):
         config = unflatten(settings | {"telemetry_level": level})

@@ -79,33 +79,6 @@ def test_initial_hosts_fill_the_range_of_their_layout():
     assert (buffers["norm1.variance"] == 1.0).all()
 
 
-def test_initial_hosts_differ_by_episode_and_group_but_not_within_a_group():
-    engine = small_engine(small_host(), 4, groups=[0, 0, 1, 1])
-    first = engine.stack.host.clone()
-    assert torch.equal(first[0], first[1])
-    assert torch.equal(first[2], first[3])
-    assert not torch.equal(first[0], first[2])
-    engine.reset(1)
-    assert not torch.equal(engine.stack.host, first)
-    engine.reset(0)
-    assert torch.equal(engine.stack.host, first)
-
-
-def test_initial_seeds_depend_on_environment_slot_and_step():
-    """Environments of a group share host and data, but not the initial values of a seed."""
-    engine = small_engine(small_host(pools=0, channels=(4, 4)), 2, groups=[0, 0])
-    everywhere = torch.ones(2, 2, dtype=torch.bool)
-    kinds = torch.full((2, 2), 7)  # conv_heavy: its first convolution is random at birth
-    engine.germinate(everywhere, kinds, step=3)
-    born = [store.clone() for store in engine.stack.seeds]
-    assert not torch.equal(born[0][0], born[0][1])
-    assert not torch.equal(born[0][0], born[1][0])
-    engine.germinate(everywhere, kinds, step=4)
-    assert not torch.equal(engine.stack.seeds[0][0], born[0][0])
-    engine.germinate(everywhere, kinds, step=3)
-    assert torch.equal(engine.stack.seeds[0], born[0])
-
-
 def test_new_stack_is_zero_and_clear_resets_only_the_given_rows():
     stack = Stack.allocate(3, 4, 2, [5, 6], torch.float32, CPU)
     assert [tuple(s.shape) for s in stack.seeds] == [(3, 5), (3, 6)]

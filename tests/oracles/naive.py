@@ -55,19 +55,10 @@ class Attention(nn.Module):
         return x * self.excite(squeezed)[:, :, None, None]
 
 
-class ConvSmall(nn.Module):
-    def __init__(self, channels: int):
+class SingleConv(nn.Module):
+    def __init__(self, channels: int, kernel: int):
         super().__init__()
-        self.norm, self.conv = group_norm(channels), conv(channels, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.relu(self.norm(x)))
-
-
-class ConvLight(nn.Module):
-    def __init__(self, channels: int):
-        super().__init__()
-        self.norm, self.conv = group_norm(channels), conv(channels, channels, 3)
+        self.norm, self.conv = group_norm(channels), conv(channels, channels, kernel)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.conv(F.relu(self.norm(x)))
@@ -210,8 +201,8 @@ class SequenceGate(Gate):
 CONV_BRANCHES: dict[str, Callable[[int], nn.Module]] = {
     "norm": Norm,
     "attention": Attention,
-    "conv_small": ConvSmall,
-    "conv_light": ConvLight,
+    "conv_small": partial(SingleConv, kernel=1),
+    "conv_light": partial(SingleConv, kernel=3),
     "conv_heavy": ConvHeavy,
     "depthwise": Depthwise,
     "bottleneck": Bottleneck,

@@ -8,6 +8,7 @@ from esper.kasmina import Slot
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.own_models.slot_search import find_slots
+from grown_modules import slots_of
 
 
 class Permuted(nn.Module):
@@ -67,9 +68,7 @@ FIRST, LAST = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
 def slot(x: Tensor, name: str, *parts: nn.Module) -> SlotSpec:
-    model = nn.Sequential(*parts).eval()
-    with torch.no_grad():
-        return find_slots(model, lambda half: model(x[:2] if half else x), [name])[0]
+    return slots_of(nn.Sequential(*parts), x, [name])[0]
 
 
 def layout(x: Tensor, name: str, *parts: nn.Module) -> tuple[str, int]:

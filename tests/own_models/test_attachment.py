@@ -15,16 +15,10 @@ from esper.kasmina.blueprints import BUILDERS, FAMILIES, of_family
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.grafted_model import (
-    attach,
-    grown_seeds,
-    new_seed,
-    set_hook,
-    strip,
-)
+from esper.own_models.grafted_model import attach, grown_seeds, new_seed, set_hook, strip
 from esper.own_models.saving import load_grown
-from esper.own_models.slot_search import find_slots
 from esper.own_models.written_code import rebuilding_code
+from grown_modules import slots_of
 from own_modules import Gpt, Recurrent, ResidualNet, images, perceptron, tokens
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -42,10 +36,7 @@ def grown(host: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(1)
     build, example = HOSTS[host]
     model, x = build(), example()
-    model.eval()
-    with torch.no_grad():
-        slots = find_slots(model, lambda half: model(x[:3] if half else x))
-    for place, slot in enumerate(slots):
+    for place, slot in enumerate(slots_of(model, x)):
         kind = slot.kinds[place % len(slot.kinds)]
         seed = new_seed(slot, kind, place % len(FORMS), place)
         with torch.no_grad():
@@ -57,10 +48,13 @@ def grown(host: str) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
+def logits(output: Tensor | dict[str, Tensor]) -> Tensor:
+    return output["logits"] if isinstance(output, dict) else output
+
+
 def output(model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        found = model(x)
-    return found["logits"] if isinstance(found, dict) else found
+        return logits(model(x))
 
 
 @by_host
@@ -101,8 +95,7 @@ def test_a_state_dict_rebuilds_the_module_and_it_trains_on(host: str, tmp_path: 
     }
     assert all(p.requires_grad for p in again.parameters())
     before = copy.deepcopy(again.state_dict())
-    found = again.train()(x)
-    (found["logits"] if isinstance(found, dict) else found).square().sum().backward()
+    logits(again.train()(x)).square().sum().backward()
     torch.optim.SGD(again.parameters(), lr=0.1).step()
     changed = [n for n, p in again.state_dict().items() if not torch.equal(p, before[n])]
     assert any(".seed." in name for name in changed)
@@ -135,10 +128,7 @@ def test_compiled_and_exported_modules_compute_the_same(host: str) -> None:
     torch.testing.assert_close(output(compiled, x), expected, **TOLERANCE)
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(model, (x,), dynamic_shapes=({0: batch},))
-    with torch.no_grad():
-        found = program.module()(x[:4])
-    found = found["logits"] if isinstance(found, dict) else found
-    torch.testing.assert_close(found, expected[:4], **TOLERANCE)
+    torch.testing.assert_close(output(program.module(), x[:4]), expected[:4], **TOLERANCE)
 
 
 def test_compiled_code_notices_a_seed_that_comes_later() -> None:
@@ -183,15 +173,12 @@ def test_a_seed_has_the_dtype_of_the_nearest_module_with_numbers() -> None:
     model[0].double()
     codes = nn.Parameter(torch.ones(2).int(), requires_grad=False)
     model[0][0]._parameters = {"codes": codes, **model[0][0]._parameters}
-    attach(model, "0.1", Seed("mlp", 8, "mlp"))
-    assert {p.dtype for p in model[0][1].parameters()} == {torch.float64}
-    attach(model, "2", Seed("mlp", 8, "mlp"))
-    assert {p.dtype for p in model[2].parameters()} == {torch.float64}
-    attach(model, "1", Seed("mlp", 8, "mlp"))
-    assert {p.dtype for p in model[1].parameters()} == {torch.float32}
     numberless = nn.Sequential(nn.ReLU())
-    attach(numberless, "0", Seed("mlp", 8, "mlp"))
-    assert {p.dtype for p in numberless.parameters()} == {torch.float32}
+    single, double = {torch.float32}, {torch.float64}
+    cases = (model, "0.1", double), (model, "2", double), (model, "1", single)
+    for whole, name, dtypes in (*cases, (numberless, "0", single)):
+        attach(whole, name, Seed("mlp", 8, "mlp"))
+        assert {p.dtype for p in whole.get_submodule(name).parameters()} == dtypes, name
 
 
 CHECK = """
@@ -229,13 +216,8 @@ def test_the_written_file_rebuilds_each_module_without_esper(tmp_path: Path) -> 
         torch.save(model.state_dict(), folder / "state_dict.pt")
         torch.save({"x": x, "out": output(model, x)}, folder / "expected.pt")
         arguments += [str(folder), build.__name__]
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(Path(__file__).parents[1]), *arguments],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", CHECK, str(Path(__file__).parents[1]), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     names = [build.__name__ for build, _ in HOSTS.values()]
     assert done.stdout.splitlines() == [f"rebuilt {name}" for name in names], done.stderr
 

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import esper
 from esper.leyline.errors import UsageError
-from own_modules import ResidualNet, images, loader, perceptron, table
+from own_modules import ResidualNet, images, loader, perceptron, table, unchanged
 
 IMAGES = loader(*images(32))
 
@@ -24,7 +24,7 @@ def refused(model: nn.Module, **arguments: Any) -> str:
     loaders = {name: arguments.pop(name, IMAGES) for name in ("train_loader", "validation_loader")}
     with pytest.raises(UsageError) as caught:
         esper.grow(model, **loaders, epochs=2, progress=False, **arguments)
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert unchanged(model, before)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -80,4 +80,4 @@ def test_checking_the_first_batches_draws_no_random_number() -> None:
     esper.grow(model, IMAGES, IMAGES, epochs=1, policy="never", progress=False)
     torch.manual_seed(4)
     esper.grow(other, IMAGES, IMAGES, test_loader=IMAGES, epochs=1, policy="never", progress=False)
-    assert all(torch.equal(v, other.state_dict()[n]) for n, v in model.state_dict().items())
+    assert unchanged(model, other.state_dict())

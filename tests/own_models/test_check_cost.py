@@ -46,13 +46,8 @@ def test_a_check_takes_at_most_the_memory_of_a_training_step_and_a_half() -> Non
     """Peaks of fresh processes: one that has run for long would reuse freed memory."""
     peaks = []
     for kind in ("check", "step"):
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, kind],
-            capture_output=True,
-            text=True,
-            check=True,
-            cwd=TESTS,
-        )
+        command = [sys.executable, "-c", MEASURE, kind]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=TESTS)
         peaks.append(done.stdout.strip())
     if "unknown" in peaks:
         pytest.skip("this system does not tell how much memory a process has")

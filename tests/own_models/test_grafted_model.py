@@ -7,15 +7,14 @@ from esper.kasmina.seeds import SeedState
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel
-from esper.own_models.slot_search import find_slots
+from grown_modules import slots_of
 from own_modules import ResidualNet, images
 
 
 def test_the_gradient_norms_of_each_seed_are_in_its_slot() -> None:
     torch.manual_seed(0)
     model, (x, y) = ResidualNet(dropout=0.0), images(16)
-    with torch.no_grad():
-        slots = find_slots(model.eval(), lambda half: model(x[:4] if half else x))
+    slots = slots_of(model, x)
     model.train()
     own = GraftedModel(model, slots, torch.optim.SGD(model.parameters(), lr=0.0), 10, 0)
     planted = {0: "conv_light", len(slots) - 1: "conv_small"}

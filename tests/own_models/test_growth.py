@@ -21,6 +21,7 @@ from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.growing import grow
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, Observation
+from grown_modules import germinated, quietly_grown
 from own_modules import (
     Gpt,
     Recurrent,
@@ -30,6 +31,7 @@ from own_modules import (
     perceptron,
     table,
     tokens,
+    unchanged,
 )
 
 EPOCHS = 12
@@ -82,6 +84,29 @@ def accuracy(model: nn.Module, data: Sequence[tuple[Tensor, Tensor]]) -> float:
         return float(torch.cat([(model(x).argmax(1) == y).float() for x, y in data]).mean())
 
 
+class Loop:
+    """A residual network that grows by a script in a loop of the user's own."""
+
+    def __init__(self, actions: dict[int, dict[str, int]], count: int = 32, **more: Any):
+        torch.manual_seed(0)
+        self.model, (self.x, self.y) = ResidualNet(), images(count)
+        self.optimizer, self.script = AdamW(self.model.parameters(), lr=0.01), Script(actions)
+        if "optimizer" in more:
+            self.optimizer = more.pop("optimizer")(self.model)
+        options = {"epochs": EPOCHS, "validate": self.score, "report": None}
+        self.growth = Growth(self.model, self.optimizer, policy=self.script, **(options | more))
+
+    def score(self) -> float:
+        return accuracy(self.model, [(self.x, self.y)])
+
+    def train(self, growth: Growth | None = None) -> None:
+        train_epoch(self.model, loader(self.x, self.y), self.optimizer, growth)
+
+
+def sgd(model: nn.Module) -> SGD:
+    return SGD(model.parameters(), lr=0.01)
+
+
 def test_a_seed_that_only_trains_leaves_its_host_as_the_plain_loop_does_bit_for_bit() -> None:
     torch.manual_seed(0)
     model = ResidualNet()
@@ -116,29 +141,22 @@ def test_a_seed_that_only_trains_leaves_its_host_as_the_plain_loop_does_bit_for_
     assert growth.history[-1].stages["layer1.1"] is Stage.TRAINING
     assert seed.conv_light.conv.weight.abs().sum() > 0
     esper.strip(model)
-    for name, value in twin.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert unchanged(model, twin.state_dict())
 
 
 def test_a_life_from_germination_to_fossilisation() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = ResidualNet(), images(64)
-    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9)
-    groups = len(optimizer.param_groups)
-    script = Script({1: plant(2, style=Style.GATED_GATE), 9: act(Op.FOSSILISE, 2)})
-    growth = Growth(
-        model,
-        optimizer,
-        policy=script,
-        epochs=EPOCHS,
-        validate=lambda: accuracy(model, [(x, y)]),
-        example=x[:4],
-        report=None,
+    loop = Loop(
+        {1: plant(2, style=Style.GATED_GATE), 9: act(Op.FOSSILISE, 2)},
+        64,
+        optimizer=lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9),
+        example=images(64)[0][:4],
     )
+    model, optimizer, growth = loop.model, loop.optimizer, loop.growth
+    groups = len(optimizer.param_groups)
     rules, stages, alphas = Rules.for_horizon(EPOCHS, 4), [], []
     host = sum(p.numel() for p in model.parameters())
     for epoch in range(EPOCHS):
-        train_epoch(model, loader(x, y), optimizer, growth)
+        loop.train(growth)
         record = growth.step()
         stages.append(record.stages["layer2.0"])
         seeds = grown_seeds(model)
@@ -167,28 +185,21 @@ def test_a_life_from_germination_to_fossilisation() -> None:
 
 
 def test_the_contribution_is_the_score_with_the_seed_minus_that_without() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = ResidualNet(), images(64)
-    optimizer = AdamW(model.parameters(), lr=0.01)
+    x, y = images(64)
 
-    def score() -> float:
+    def score(model: nn.Module) -> float:
         with torch.no_grad():
             return float(model(x).softmax(1).gather(1, y[:, None]).mean())
 
-    growth = Growth(
-        model, optimizer, policy=Script({1: plant(0)}), epochs=9, validate=score, report=None
-    )
+    loop = Loop({1: plant(0)}, 64, epochs=9, validate=lambda: score(loop.model))
     for _ in range(8):
-        train_epoch(model, loader(x, y), optimizer)
-        whole = copy.deepcopy(model).eval()
-        record = growth.step()
+        loop.train()
+        whole = copy.deepcopy(loop.model).eval()
+        record = loop.growth.step()
         if record.contributions:
             without = copy.deepcopy(whole)
             grown_seeds(without)["layer1.0"].alpha.zero_()
-            with torch.no_grad():
-                scores = [
-                    float(m(x).softmax(1).gather(1, y[:, None]).mean()) for m in (whole, without)
-                ]
+            scores = [score(whole), score(without)]
             assert record.contributions["layer1.0"] == pytest.approx(
                 scores[0] - scores[1], abs=1e-6
             )
@@ -201,35 +212,24 @@ def test_the_scale_of_a_loss_does_not_hold_a_seed_back() -> None:
     model = perceptron()
     reached = set()
     for scale in (1.0, 1e4):
-        result = esper.grow(
+        result = quietly_grown(
             copy.deepcopy(model),
             loader(*table(64)),
             loader(*table(64, 1)),
             loss=lambda output, target, scale=scale: scale * F.mse_loss(output, target),
-            policy="rule",
             epochs=12,
-            progress=False,
         )
         reached |= {(scale, stage) for r in result.history for stage in r.stages.values()}
     assert {(1.0, Stage.HOLDING), (1e4, Stage.HOLDING)} <= reached
 
 
 def test_a_pruned_seed_leaves_module_and_optimizer() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = ResidualNet(), images(32)
+    loop = Loop({1: plant(0), 3: act(Op.PRUNE, 0)})
+    model, optimizer = loop.model, loop.optimizer
     names = list(model.state_dict())
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    growth = Growth(
-        model,
-        optimizer,
-        policy=Script({1: plant(0), 3: act(Op.PRUNE, 0)}),
-        epochs=EPOCHS,
-        validate=lambda: accuracy(model, [(x, y)]),
-        report=None,
-    )
     for _ in range(3):
-        train_epoch(model, loader(x, y), optimizer)
-        record = growth.step()
+        loop.train()
+        record = loop.growth.step()
     assert record.stages["layer1.0"] is Stage.PRUNED
     assert list(model.state_dict()) == names
     assert not any(module._forward_hooks for module in model.modules())
@@ -238,77 +238,49 @@ def test_a_pruned_seed_leaves_module_and_optimizer() -> None:
     assert {id(p) for p in optimizer.state} == own
 
 
-def test_seeds_join_the_group_before_them_or_the_one_called_seeds() -> None:
-    for named in (False, True):
-        model, (x, y) = ResidualNet(), images(16)
+@pytest.mark.parametrize("named", [False, True])
+def test_seeds_join_the_group_before_them_or_the_one_called_seeds(named: bool) -> None:
+    def grouped(model: nn.Module) -> SGD:
         early = [*model.stem.parameters(), *model.layer1.parameters()]
         late = [*model.layer2.parameters(), *model.head.parameters()]
         groups = [{"params": early, "lr": 1e-4}, {"params": late, "lr": 1e-2}]
-        if named:
-            groups.append({"params": [], "lr": 0.5, "name": "seeds"})
-        optimizer = SGD(groups, lr=1.0)
-        growth = Growth(
-            model,
-            optimizer,
-            policy=Script({1: plant(1), 2: act(Op.ADVANCE, 1)}),
-            epochs=EPOCHS,
-            validate=lambda m=model, d=(x, y): accuracy(m, [d]),
-            example=x,
-            report=None,
-        )
-        growth.step()
-        seed = grown_seeds(model)["layer1.1"]
-        mine = {id(p) for p in seed.parameters()}
-        where = [
-            i for i, g in enumerate(optimizer.param_groups) if mine & {id(p) for p in g["params"]}
-        ]
-        assert where == ([2] if named else [0])
+        return SGD(groups + [{"params": [], "lr": 0.5, "name": "seeds"}] * named, lr=1.0)
+
+    actions = {1: plant(1), 2: act(Op.ADVANCE, 1)}
+    loop = Loop(actions, 16, optimizer=grouped, example=images(16)[0])
+    loop.growth.step()
+    mine = {id(p) for p in grown_seeds(loop.model)["layer1.1"].parameters()}
+    groups = loop.optimizer.param_groups
+    where = [i for i, group in enumerate(groups) if mine & {id(p) for p in group["params"]}]
+    assert where == ([2] if named else [0])
 
 
 def test_a_module_that_diverges_is_restored_and_its_seeds_are_pruned() -> None:
-    torch.manual_seed(0)
-    model, (x, y) = ResidualNet(), images(32)
-    optimizer = AdamW(model.parameters(), lr=0.01)
-    growth = Growth(
-        model,
-        optimizer,
-        policy=Script({1: plant(0)}),
-        epochs=EPOCHS,
-        validate=lambda: accuracy(model, [(x, y)]),
-        report=None,
-    )
+    loop = Loop({1: plant(0)})
+    model, growth = loop.model, loop.growth
     for _ in range(4):
-        train_epoch(model, loader(x, y), optimizer)
+        loop.train()
         if not growth.history:
             good = copy.deepcopy(model.state_dict())
         growth.step()
     with torch.no_grad():
         model.head.weight.fill_(float("nan"))
-    train_epoch(model, loader(x, y), optimizer)
+    loop.train()
     record = growth.step(train_loss=float("nan"))
     assert record.actions[0] == "rolled back: not_finite"
     assert not grown_seeds(model)
-    for name, value in good.items():
-        assert torch.equal(model.state_dict()[name], value), name
-    train_epoch(model, loader(x, y), optimizer)
+    assert unchanged(model, good)
+    loop.train()
     assert growth.step().actions == []
 
 
 def test_no_seed_is_planted_that_the_limit_of_parameters_forbids() -> None:
-    model, (x, y) = ResidualNet(), images(16)
-    host = sum(p.numel() for p in model.parameters())
+    host = sum(p.numel() for p in ResidualNet().parameters())
     gated = plant(3, "norm", Style.GATED_GATE)
-    script = Script({1: plant(3, "conv_heavy"), 2: gated, 3: plant(3, "norm")})
-    growth = Growth(
-        model,
-        SGD(model.parameters(), lr=0.01),
-        policy=script,
-        epochs=EPOCHS,
-        max_parameters=host + 40,
-        validate=lambda: accuracy(model, [(x, y)]),
-        example=x,
-        report=None,
-    )
+    actions = {1: plant(3, "conv_heavy"), 2: gated, 3: plant(3, "norm")}
+    options = {"max_parameters": host + 40, "example": images(16)[0]}
+    loop = Loop(actions, 16, optimizer=sgd, **options)
+    growth, script = loop.growth, loop.script
     assert growth.step().actions == []
     assert growth.step().actions == []
     assert "norm germinates" in growth.step().actions[0]
@@ -319,22 +291,15 @@ def test_no_seed_is_planted_that_the_limit_of_parameters_forbids() -> None:
         for s, slot in enumerate(growth.slots):
             allowed = set(seen.masks.kinds[0, s].nonzero()[:, 0].tolist())
             assert allowed == {k for k in slot.kinds if sizes[s][k] <= left}
-    other = ResidualNet()
-    made = SGD(other.parameters(), lr=0.1)
     with pytest.raises(UsageError, match="max_parameters: the module has"):
-        Growth(other, made, policy="never", max_parameters=1, report=None)
+        Loop({}, max_parameters=1)
 
 
 def test_losses_count_as_scores_where_lower_is_better() -> None:
     model = perceptron()
     values = iter([2.0, 1.0, 0.5])
-    growth = Growth(
-        model,
-        SGD(model.parameters(), lr=0.01),
-        policy="never",
-        higher_is_better=False,
-        report=None,
-    )
+    options = {"policy": "never", "higher_is_better": False, "report": None}
+    growth = Growth(model, sgd(model), **options)
     records = [growth.step(next(values)) for _ in range(3)]
     assert [r.score for r in records] == [0.0, 0.5, 0.75]
     assert [r.loss for r in records] == [2.0, 1.0, 0.5]
@@ -377,27 +342,30 @@ def test_what_does_not_fit_is_one_line(case: str) -> None:
 
 def test_a_score_in_percent_is_refused() -> None:
     model = perceptron()
-    growth = Growth(model, SGD(model.parameters(), lr=0.1), policy="never", report=None)
+    growth = Growth(model, sgd(model), policy="never", report=None)
     with pytest.raises(UsageError, match="1 is perfect; give a fraction instead of percent"):
         growth.step(87.5)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_score_that_is_not_finite_is_mentioned_once(value: float) -> None:
+    model, lines = perceptron(), []
+    growth = Growth(model, sgd(model), policy="never", report=lines.append)
+    for score in (0.5, value, 0.5, value):
+        growth.step(score)
+    warnings = [line for line in lines if line.startswith("warning")]
+    assert warnings == [
+        f"warning: the validation score is {value}; no seed can be measured until it is finite"
+    ]
+    assert lines.index(warnings[0]) == 1, "it comes before the line of its epoch"
+
+
 def test_what_a_policy_sees() -> None:
-    torch.manual_seed(0)
-    model, (x, _) = ResidualNet(), images(32)
-    script = Script({})
-    growth = Growth(
-        model,
-        SGD(model.parameters(), lr=0.01),
-        policy=script,
-        epochs=EPOCHS,
-        validate=lambda: esper.Validation(0.7, 0.4, 0.6),
-        example=x,
-        report=None,
-    )
-    growth.begin()
-    growth.step(train_loss=0.5)
-    seen = dict(zip(HOST_FEATURES, script.seen[0].host[0].tolist(), strict=True))
+    validation = esper.Validation(0.7, 0.4, 0.6)
+    loop = Loop({}, optimizer=sgd, validate=lambda: validation, example=images(32)[0])
+    loop.growth.begin()
+    loop.growth.step(train_loss=0.5)
+    seen = dict(zip(HOST_FEATURES, loop.script.seen[0].host[0].tolist(), strict=True))
     assert seen["progress"] == pytest.approx(1 / EPOCHS)
     assert seen["validation_loss"] == pytest.approx(float(torch.tensor(0.7).log1p()))
     assert seen["train_loss"] == pytest.approx(float(torch.tensor(0.5).log1p()))
@@ -433,6 +401,6 @@ def test_policies_grow_every_kind_of_module(kind: str, policy: str) -> None:
     assert set(result.seeds) <= {s for s in result.history[-1].stages}
     assert result.validation.score <= 1.0
     if policy == "rule":
-        assert any("germinates" in text for r in result.history for text in r.actions)
+        assert germinated(result)
     assert all(p.requires_grad for p in model.parameters())
     assert not any(p.isnan().any() for p in model.parameters())

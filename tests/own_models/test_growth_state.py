@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 
 from esper.leyline.errors import UsageError
@@ -15,7 +15,7 @@ from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.objectives import Validation
 from esper.tamiyo.heuristic import HeuristicActor
-from own_modules import ResidualNet, images
+from own_modules import ResidualNet, images, unchanged
 
 EPOCHS = 14
 
@@ -28,15 +28,8 @@ class Run:
         self.model, (x, y) = ResidualNet(dropout=0.0), images(32)
         self.optimizer = AdamW(self.model.parameters(), lr=0.01)
         self.x, self.y = x, y
-        self.growth = Growth(
-            self.model,
-            self.optimizer,
-            policy=policy,
-            epochs=EPOCHS,
-            price=0.001,
-            validate=self.score,
-            report=None,
-        )
+        options = {"epochs": EPOCHS, "price": 0.001, "validate": self.score, "report": None}
+        self.growth = Growth(self.model, self.optimizer, policy=policy, **options)
 
     def score(self) -> Validation:
         logits = self.model(self.x)
@@ -69,10 +62,6 @@ class Run:
         return self
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("policy", ["never", "heuristic", "rule"])
 def test_growth_resumes_bit_identically_from_every_epoch(policy: str) -> None:
     whole = Run(policy)
@@ -92,11 +81,7 @@ def test_growth_resumes_bit_identically_from_every_epoch(policy: str) -> None:
         again.epochs(EPOCHS - epoch)
         assert again.growth.history == whole.growth.history
         assert again.growth.finished
-        expected = weights(whole.model)
-        found = weights(again.model)
-        assert list(found) == list(expected)
-        for name, value in expected.items():
-            assert torch.equal(found[name], value), (epoch, name)
+        assert unchanged(again.model, whole.model.state_dict()), epoch
 
 
 def test_the_snapshot_for_a_rollback_is_part_of_the_state() -> None:
@@ -107,9 +92,7 @@ def test_the_snapshot_for_a_rollback_is_part_of_the_state() -> None:
             run.model.head.weight.fill_(float("nan"))
         run.epochs(1)
         assert run.growth.history[-1].actions[0] == "rolled back: not_finite"
-    one, two = (weights(run.model) for run in runs)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert unchanged(runs[0].model, runs[1].model.state_dict())
 
 
 class Moody(HeuristicActor):

@@ -128,10 +128,8 @@ def test_whatever_has_a_method_to_is_moved() -> None:
         def to(self, device: torch.device) -> str:
             return f"on {device}"
 
-    assert moved({"graph": Graph(), "name": "a"}, torch.device("cpu")) == {
-        "graph": "on cpu",
-        "name": "a",
-    }
+    there = moved({"graph": Graph(), "name": "a"}, torch.device("cpu"))
+    assert there == {"graph": "on cpu", "name": "a"}
 
 
 def test_measuring_disturbs_no_random_number() -> None:

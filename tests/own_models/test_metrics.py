@@ -56,15 +56,8 @@ def own(output: dict[str, Tensor], target: Any) -> Tensor:
 
 
 def evaluated(model: nn.Module, batches: list[Any], loss: Any, metric: Any) -> float | None:
-    evaluate = Evaluator(
-        model,
-        batches,
-        objective(loss),
-        torch.device("cpu"),
-        metric=metric,
-        unpack=unpack_for(loss, unpack),
-    )
-    return evaluate().metric
+    options = {"metric": metric, "unpack": unpack_for(loss, unpack)}
+    return Evaluator(model, batches, objective(loss), torch.device("cpu"), **options)().metric
 
 
 @pytest.mark.parametrize("loss", [own, "model"])

@@ -149,9 +149,8 @@ class Stream(IterableDataset):
 
 def test_a_stream_without_a_length_is_checked() -> None:
     data = DataLoader(Stream(), 8)
-    report = esper.check(
-        perceptron(), data, loss="mse", held_back={"test": iter([])}, progress=False
-    )
+    held_back = {"test": iter([])}
+    report = esper.check(perceptron(), data, loss="mse", held_back=held_back, progress=False)
     assert report.ok, report.problems
     assert (report.batch, report.batches) == (8, 3), "those that were read"
     assert report.splits == {"train": "of unknown size", "test": "of unknown size"}
@@ -186,7 +185,5 @@ def test_labels_of_any_integer_kind_are_counted_and_grow() -> None:
     assert report.ok, report.problems
     assert "{0: " in str(report.class_counts), "labels are shown as integers"
     data = loader(x, y.to(torch.uint8))
-    assert (
-        esper.grow(ResidualNet(), data, data, epochs=1, progress=False).validation.accuracy
-        is not None
-    )
+    result = esper.grow(ResidualNet(), data, data, epochs=1, progress=False)
+    assert result.validation.accuracy is not None

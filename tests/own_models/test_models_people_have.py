@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 import esper
 from esper.own_models.objectives import objective
+from grown_modules import quietly_grown
 from own_modules import ResidualNet, images, loader, perceptron, table
 
 DATA = loader(*images(32))
@@ -25,8 +26,7 @@ DATA = loader(*images(32))
 
 def grown(model: nn.Module, **more: Any) -> esper.GrowthResult:
     torch.manual_seed(0)
-    arguments: dict[str, Any] = {"policy": "rule", "epochs": 12, "price": 0.0, "progress": False}
-    return esper.grow(model, DATA, DATA, **(arguments | more))
+    return quietly_grown(model, DATA, DATA, **({"epochs": 12, "price": 0.0} | more))
 
 
 class Drifting(ResidualNet):
@@ -147,14 +147,12 @@ def test_outputs_may_be_objects(loss: str) -> None:
             return Answer(logits, None if labels is None else F.cross_entropy(logits, labels))
 
     data = [{"x": x, "labels": y} for x, y in DATA]
+
+    def accuracy(output: Tensor, target: Tensor) -> float:
+        return float((output.argmax(1) == target).float().mean())
+
     result = esper.grow(
-        Answering(),
-        data,
-        data,
-        loss=loss,
-        metric=lambda output, target: float((output.argmax(1) == target).float().mean()),
-        epochs=8,
-        progress=False,
+        Answering(), data, data, loss=loss, metric=accuracy, epochs=8, progress=False
     )
     assert result.validation.metric is not None
 

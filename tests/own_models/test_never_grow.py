@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 from torch.utils.data import DataLoader
 
 from esper.own_models.growing import grow
-from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
+from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens, unchanged
 
 EPOCHS, BATCHES = 3, 4
 
@@ -98,17 +98,9 @@ def test_never_growing_is_the_plain_loop_bit_for_bit(case: str) -> None:
     train, held_back = loader(*data, shuffle=True), loader(*data, batch=40, shuffle=True)
 
     torch.manual_seed(4)
-    made = extra["optimizer"](twin.parameters())
-    schedule = extra.get("scheduler")
-    plain_loop(
-        twin,
-        train,
-        held_back,
-        plain_loss,
-        made,
-        schedule and schedule(made),
-        extra.get("clip"),
-    )
+    made, schedule = extra["optimizer"](twin.parameters()), extra.get("scheduler")
+    scheduler = schedule and schedule(made)
+    plain_loop(twin, train, held_back, plain_loss, made, scheduler, extra.get("clip"))
     expected = torch.rand(1)
 
     torch.manual_seed(4)
@@ -117,8 +109,6 @@ def test_never_growing_is_the_plain_loop_bit_for_bit(case: str) -> None:
     )
     assert torch.equal(torch.rand(1), expected)
     assert result.model is model
-    assert list(model.state_dict()) == list(twin.state_dict())
-    for name, value in twin.state_dict().items():
-        assert torch.equal(model.state_dict()[name], value), name
+    assert unchanged(model, twin.state_dict())
     assert len(result.history) == EPOCHS
     assert result.parameters == result.host_parameters

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import esper
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.objectives import Evaluator, objective
-from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
+from grown_modules import germinated, quietly_grown
+from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens, unchanged
 
 
 def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
     torch.manual_seed(0)
-    arguments: dict[str, Any] = {"policy": "rule", "epochs": 16, "progress": False} | more
     model = ResidualNet() if model is None else model
-    return esper.grow(model, loader(*images(32)), loader(*images(32, 1)), **arguments)
+    return quietly_grown(model, loader(*images(32)), loader(*images(32, 1)), **more)
 
 
 def test_the_result_trains_on_and_its_files_rebuild_it(tmp_path: Path) -> None:
@@ -50,8 +50,7 @@ def test_the_result_trains_on_and_its_files_rebuild_it(tmp_path: Path) -> None:
 
 def test_the_same_seeds_give_the_same_result_and_the_module_of_a_cut_short_run_is_clean() -> None:
     one, two = grown(), grown()
-    for name, value in one.model.state_dict().items():
-        assert torch.equal(value, two.model.state_dict()[name])
+    assert unchanged(one.model, two.model.state_dict())
     short = grown(callbacks=[lambda record: record.epoch == 6])
     assert len(short.history) == 6
     assert not any(".seed." in name for name in short.model.state_dict())
@@ -91,19 +90,9 @@ def test_the_twin_is_trained_by_an_optimizer_with_groups_of_the_module_that_was_
     assert not result.twin.seeds
     assert result.twin.model is not model
 
-    torch.manual_seed(0)
     model = initial
-    plain = esper.grow(
-        initial,
-        loader(*images(32)),
-        loader(*images(32, 1)),
-        optimizer=grouped,
-        policy="never",
-        epochs=16,
-        progress=False,
-    )
-    state = plain.model.state_dict()
-    assert all(torch.equal(v, state[n]) for n, v in result.twin.model.state_dict().items())
+    plain = grown(initial, optimizer=grouped, policy="never")
+    assert unchanged(result.twin.model, plain.model.state_dict())
 
 
 def test_a_module_of_float64_grows_behind_batch_norm_and_activation_functions() -> None:
@@ -112,7 +101,7 @@ def test_a_module_of_float64_grows_behind_batch_norm_and_activation_functions() 
         *(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(6, 4)),
     ).double()
     data = [(x.double(), y) for x, y in loader(*images(32))]
-    result = esper.grow(model, data, data, policy="rule", epochs=12, price=0.0, progress=False)
+    result = quietly_grown(model, data, data, epochs=12, price=0.0)
     assert result.seeds
     dtypes = {n: x.dtype for n, x in result.model.state_dict().items() if ".seed." in n}
     assert {d for n, d in dtypes.items() if not n.endswith("recipe")} == {torch.float64}
@@ -133,12 +122,8 @@ def test_a_scheduler_that_waits_for_a_plateau_gets_the_metric_that_falls() -> No
 
 
 def test_the_best_try_is_kept() -> None:
-    results = []
-
-    def note(record: esper.EpochRecord) -> None:
-        results.append(record)
-
-    result = grown(tries=3, callbacks=[note])
+    results: list[esper.EpochRecord] = []
+    result = grown(tries=3, callbacks=[results.append])
     assert len(result.tries) == 3
     assert len(results) == 3 * 16
     best = max(range(3), key=lambda k: result.tries[k])
@@ -158,7 +143,7 @@ def test_frozen_parts_and_parts_in_evaluation_mode_stay_as_they_are() -> None:
     for name, value in before.items():
         if name.startswith(("layer1", "stem")):
             assert torch.equal(model.state_dict()[name], value), name
-    assert any("germinates" in text for r in result.history for text in r.actions)
+    assert germinated(result)
     with pytest.raises(UsageError, match="no parameter requires a gradient"):
         grown(ResidualNet().requires_grad_(False))
 
@@ -170,7 +155,7 @@ def test_mixed_precision_and_channels_last(dtype: torch.dtype | None) -> None:
     model.layer1.requires_grad_(False)
     result = grown(model, amp_dtype=dtype, clip=1.0, price=0.0)
     assert all(p.isfinite().all() for p in result.model.parameters())
-    assert any("germinates" in text for r in result.history for text in r.actions)
+    assert germinated(result)
 
 
 class OwnLoss(nn.Module):
@@ -190,10 +175,8 @@ def test_dicts_go_in_and_come_out() -> None:
     torch.manual_seed(0)
     text = tokens(32)
     batches = [{"tokens": text[:, :-1], "labels": text[:, 1:]}]
-    result = esper.grow(
-        OwnLoss(), batches, batches, loss="model", epochs=10, policy="rule", progress=False
-    )
-    assert any("germinates" in text for r in result.history for text in r.actions)
+    result = quietly_grown(OwnLoss(), batches, batches, loss="model", epochs=10)
+    assert germinated(result)
     assert result.validation.score == pytest.approx(
         1.0 - result.validation.loss / (result.history[0].loss / (1.0 - result.history[0].score)),
         rel=1e-3,
@@ -210,15 +193,13 @@ def test_losses_may_lie_below_0(policy: str) -> None:
         return nn.functional.gaussian_nll_loss(0.01 * output, 0.01 * target, variance)
 
     data = loader(x, y)
-    result = esper.grow(
-        perceptron(), data, data, loss=likelihood, policy=policy, epochs=16, progress=False
-    )
+    result = quietly_grown(perceptron(), data, data, loss=likelihood, policy=policy)
     first, last = result.history[0], result.history[-1]
     assert first.loss < 0.0
     assert last.loss < first.loss
     assert 0.0 <= first.score < last.score < 1.0
     if policy == "rule":
-        assert any("germinates" in text for r in result.history for text in r.actions)
+        assert germinated(result)
 
 
 def test_any_batches_can_be_unpacked_by_a_function() -> None:
@@ -228,16 +209,8 @@ def test_any_batches_can_be_unpacked_by_a_function() -> None:
         numbers = torch.tensor([[float(x) for x in row.split(",")] for row in batch])
         return numbers[:, :1], numbers[:, 1:]
 
-    result = esper.grow(
-        perceptron(1),
-        DataLoader(rows, 8),
-        DataLoader(rows, 8),
-        loss="mse",
-        unpack=parse,
-        epochs=2,
-        policy="heuristic",
-        progress=False,
-    )
+    data, how = DataLoader(rows, 8), {"loss": "mse", "unpack": parse}
+    result = quietly_grown(perceptron(1), data, data, epochs=2, policy="heuristic", **how)
     assert len(result.history) == 2
 
 
@@ -261,7 +234,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_trained(
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(UsageError, match=message):
         grown(model, **change)
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert unchanged(model, before)
 
 
 def test_a_line_per_epoch_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -289,9 +262,8 @@ def test_a_check_counts_memory_finds_slots_and_leaves_the_module_alone() -> None
     draw = torch.get_rng_state()
     report = esper.check(model, loader(x, y, batch=32), loss="mse", progress=False)
     assert torch.equal(torch.get_rng_state(), draw)
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert unchanged(model, before)
     assert not any(p.grad is not None for p in model.parameters())
-    assert list(model.state_dict()) == list(before)
     assert report.ok, report.problems
     assert [slot.name for slot in report.slots] == ["1", "3"]
     assert (report.batch, report.batches) == (32, 2)
@@ -332,7 +304,7 @@ def test_a_check_reports_what_is_wrong_with_the_data() -> None:
     assert fine.ok
     assert fine.step.seconds > 0.0
     assert model.training
-    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert unchanged(model, before)
     report = esper.check(model, loader(x, y), progress=False)
     text = "\n".join(report.problems + report.remarks)
     assert "a label is 9, but the model has 4 outputs" in text
@@ -352,7 +324,5 @@ def test_a_check_reports_what_is_wrong_with_the_data() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x) + torch.rand(1)
 
-    found = esper.check(
-        Noisy(), DataLoader(TensorDataset(*table(16)), 4), loss="mse", progress=False
-    )
+    found = esper.check(Noisy(), loader(*table(16), batch=4), loss="mse", progress=False)
     assert any("two passes over one batch differ" in remark for remark in found.remarks)

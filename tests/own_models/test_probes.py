@@ -1,5 +1,6 @@
 """No seed grows where it would be called as a layer, could never learn, or reads a prediction."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,15 +10,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from esper.leyline.errors import UsageError
-from esper.own_models.slot_search import find_slots
-from own_modules import ResidualNet, images, tokens
+from grown_modules import slots_of
+from own_modules import ResidualNet, images, tokens, unchanged
 
 
 def found(model: nn.Module, x: Tensor, names: list[str] | None = None) -> list[str]:
-    model.eval()
-    with torch.no_grad():
-        slots = find_slots(model, lambda half: model(x[: len(x) // 2] if half else x), names)
-    return [slot.name for slot in slots]
+    return [slot.name for slot in slots_of(model, x, names)]
 
 
 class DenseBlock(nn.ModuleDict):
@@ -243,12 +241,12 @@ class Keeping(nn.Module):
 def test_nothing_is_left_of_the_probes() -> None:
     model = Net(Looping(), Keeping(), DenseBlock(4, 4), width=12)
     names = [name for name, _ in model.named_modules()]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     found(model, images(4)[0])
     assert [name for name, _ in model.named_modules()] == names
     assert not any(module._forward_hooks for module in model.modules())
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert unchanged(model, before)
     assert not any(x.requires_grad for x in model.body[1].kept)
     model.stem = nn.Conv2d(2, 4, 3)
     with pytest.raises(RuntimeError):

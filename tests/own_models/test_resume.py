@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.leyline.errors import UsageError
-from own_modules import ResidualNet, images, loader
+from own_modules import ResidualNet, images, loader, unchanged
 
 EPOCHS = 10
 
@@ -62,10 +62,7 @@ def same(one: esper.GrowthResult | None, two: esper.GrowthResult | None) -> None
     assert two is not None
     assert one.history == two.history
     assert (one.validation, one.test, one.tries) == (two.validation, two.test, two.tries)
-    expected, found = one.model.state_dict(), two.model.state_dict()
-    assert list(found) == list(expected)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    assert unchanged(two.model, one.model.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where seeds may grow is found by a walk over the module."""
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -7,59 +8,52 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Slot
-from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
-from esper.own_models.slot_search import MAX_SLOTS, POINTWISE, find_slots
-from own_modules import Gpt, Recurrent, ResidualBlock, ResidualNet, images, perceptron, tokens
-
-
-def slots(
-    model: nn.Module, x: Tensor, names: list[str] | str | None = None
-) -> tuple[SlotSpec, ...]:
-    model.eval()
-    with torch.no_grad():
-        return find_slots(model, lambda half: model(x[: len(x) // 2] if half else x), names)
+from esper.own_models.slot_search import MAX_SLOTS, POINTWISE
+from grown_modules import slots_of
+from own_modules import (
+    Gpt,
+    Recurrent,
+    ResidualBlock,
+    ResidualNet,
+    images,
+    perceptron,
+    tokens,
+    unchanged,
+)
 
 
 def seen(model: nn.Module, x: Tensor, names: list[str] | None = None) -> list[tuple]:
-    return [(slot.name, slot.family, slot.channels) for slot in slots(model, x, names)]
+    return [(slot.name, slot.family, slot.channels) for slot in slots_of(model, x, names)]
+
+
+def head() -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
 
 
 def flat_cnn() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 8, 3),
-        nn.ReLU(inplace=True),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 4),
-    )
+    first = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(6, 8, 3), nn.ReLU(inplace=True), *head())
 
 
 def stages() -> nn.Sequential:
     return nn.Sequential(
         nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU()),
         nn.Sequential(nn.Conv2d(6, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, 4),
+        *head(),
     )
 
 
+IMAGES = images(4)[0]
+
+
 def test_blocks_of_a_residual_network() -> None:
-    assert seen(ResidualNet(), images(4)[0]) == [
-        ("layer1.0", "conv", 4),
-        ("layer1.1", "conv", 4),
-        ("layer2.0", "conv", 8),
-        ("layer2.1", "conv", 8),
-    ]
+    blocks = [(f"layer{stage}.{block}", "conv", 4 * stage) for stage in (1, 2) for block in (0, 1)]
+    assert seen(ResidualNet(), IMAGES) == blocks
 
 
 def test_blocks_of_a_transformer_and_not_what_is_in_them() -> None:
-    found = slots(Gpt(), tokens(4))
+    found = slots_of(Gpt(), tokens(4))
     assert [slot.name for slot in found] == ["blocks.0", "blocks.1", "blocks.2"]
     assert {(slot.family, slot.channels, slot.size) for slot in found} == {("sequence", 8, (1, 9))}
     assert [slot.depth for slot in found] == [1 / 3, 2 / 3, 1.0]
@@ -71,9 +65,8 @@ def test_beside_an_lstm() -> None:
 
 
 def test_stages_and_layers() -> None:
-    x = images(4)[0]
-    assert seen(stages(), x) == [("0.2", "conv", 6), ("1.2", "conv", 8)]
-    assert seen(flat_cnn(), x) == [("2", "conv", 6), ("5", "conv", 8)]
+    assert seen(stages(), IMAGES) == [("0.2", "conv", 6), ("1.2", "conv", 8)]
+    assert seen(flat_cnn(), IMAGES) == [("2", "conv", 6), ("5", "conv", 8)]
     assert seen(perceptron(), torch.randn(4, 5)) == [("1", "mlp", 16), ("4", "mlp", 16)]
 
 
@@ -94,11 +87,11 @@ class Encoder(nn.Module):
 
 
 def test_attention_is_not_offered_where_time_comes_first() -> None:
-    first, second = (slots(Encoder(batch_first), tokens(4)) for batch_first in (True, False))
+    first, second = (slots_of(Encoder(batch_first), tokens(4)) for batch_first in (True, False))
     assert [slot.name for slot in first] == ["encoder.layers.0", "encoder.layers.1"]
     assert "attention" in first[0].accepts
     assert set(second[0].accepts) == set(POINTWISE)
-    alone = slots(Encoder(False), tokens(1))
+    alone = slots_of(Encoder(False), tokens(1))
     assert set(alone[0].accepts) == set(POINTWISE)
 
 
@@ -115,7 +108,7 @@ class TimeFirst(nn.Module):
 
 
 def test_attention_is_not_offered_across_the_samples_of_batches_that_begin_with_time() -> None:
-    found = slots(TimeFirst(), torch.randn(6, 4, 5), ["stem", "lstm", "turned"])
+    found = slots_of(TimeFirst(), torch.randn(6, 4, 5), ["stem", "lstm", "turned"])
     offered = {slot.name: "attention" in slot.accepts for slot in found}
     assert offered == {"stem": False, "lstm": False, "turned": True}
 
@@ -134,7 +127,7 @@ class FastPath(nn.Module):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_a_layer_that_skips_its_attention_says_where_time_is(batch_first: bool) -> None:
     model = nn.Sequential(FastPath(batch_first), nn.Linear(5, 8), nn.Linear(8, 2))
-    (found,) = slots(model, torch.randn(6, 4, 5), ["1"])
+    (found,) = slots_of(model, torch.randn(6, 4, 5), ["1"])
     assert ("attention" in found.accepts) is batch_first
 
 
@@ -148,7 +141,9 @@ class Unused(nn.Module):
 
 
 def test_an_unused_layer_says_nothing_about_time() -> None:
-    (found,) = slots(nn.Sequential(Unused(), nn.Linear(8, 2)), torch.randn(4, 6, 5), ["0.linear"])
+    (found,) = slots_of(
+        nn.Sequential(Unused(), nn.Linear(8, 2)), torch.randn(4, 6, 5), ["0.linear"]
+    )
     assert "attention" in found.accepts
 
 
@@ -162,14 +157,11 @@ class Marked(nn.Module):
 
 
 def test_markers_and_names() -> None:
-    x = images(4)[0]
-    assert seen(Marked(), x) == [("grows", "conv", 6)]
-    assert seen(Marked(), x, ["stem"]) == [("stem", "conv", 6)]
-    assert seen(ResidualNet(), x, ["layer2", "stem"]) == [
-        ("stem", "conv", 4),
-        ("layer2.1", "conv", 8),
-    ]
-    assert seen(stages(), x, ["1"]) == [("1.2", "conv", 8)]
+    assert seen(Marked(), IMAGES) == [("grows", "conv", 6)]
+    assert seen(Marked(), IMAGES, ["stem"]) == [("stem", "conv", 6)]
+    places = [("stem", "conv", 4), ("layer2.1", "conv", 8)]
+    assert seen(ResidualNet(), IMAGES, ["layer2", "stem"]) == places
+    assert seen(stages(), IMAGES, ["1"]) == [("1.2", "conv", 8)]
 
 
 class Twice(nn.Module):
@@ -199,7 +191,7 @@ def test_a_name_that_cannot_be_a_slot_is_refused_with_the_reason(
     names: list[str] | str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
-        slots(Twice(), torch.randn(4, 5), names)
+        slots_of(Twice(), torch.randn(4, 5), names)
 
 
 class Aliases(nn.Module):
@@ -238,19 +230,19 @@ def test_a_nested_tensor_is_called_what_it_is() -> None:
     x = tokens(4).clamp(min=1)
     x[0, 6:] = 0
     with pytest.raises(UsageError, match=r"'encoder.layers.0' returns a nested tensor"):
-        slots(Padded(), x, ["encoder.layers.0"])
+        slots_of(Padded(), x, ["encoder.layers.0"])
 
 
 def test_a_module_without_a_place_is_refused() -> None:
     with pytest.raises(UsageError, match=r"found no place for a seed in Twice"):
-        slots(Twice(), torch.randn(4, 5))
+        slots_of(Twice(), torch.randn(4, 5))
 
 
 def test_many_blocks_are_thinned_out_evenly_and_end_with_the_last() -> None:
     blocks = [ResidualBlock(4, 4, 1) for _ in range(20)]
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
     model = nn.Sequential(nn.Conv2d(1, 4, 3), *blocks, head)
-    found = [int(slot.name) for slot in slots(model, images(4)[0])]
+    found = [int(slot.name) for slot in slots_of(model, images(4)[0])]
     assert len(found) == MAX_SLOTS
     assert found[-1] == 20
     assert {b - a for a, b in pairwise(found)} <= {2, 3}
@@ -258,7 +250,7 @@ def test_many_blocks_are_thinned_out_evenly_and_end_with_the_last() -> None:
 
 def test_nothing_is_left_behind() -> None:
     model = ResidualNet().train()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    slots(model, images(4)[0])
+    before = copy.deepcopy(model.state_dict())
+    slots_of(model, images(4)[0])
     assert not any(module._forward_hooks for module in model.modules())
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert unchanged(model, before)

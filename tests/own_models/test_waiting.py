@@ -13,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import esper
 from esper.leyline.errors import UsageError
-from own_modules import ResidualNet, images, loader, perceptron
+from own_modules import ResidualNet, images, loader, perceptron, unchanged
 
 
 def trained(model: nn.Module, optimizer: Any) -> None:
@@ -46,8 +46,7 @@ def grown(gives_optimizer: bool) -> nn.Module:
 
 def test_growth_takes_the_optimizer_that_updates_the_module_first() -> None:
     one, two = grown(gives_optimizer=False), grown(gives_optimizer=True)
-    state = two.state_dict()
-    assert all(torch.equal(v, state[n]) for n, v in one.state_dict().items())
+    assert unchanged(one, two.state_dict())
 
 
 def test_an_optimizer_that_was_not_found_or_that_seeds_cannot_join_is_named() -> None:
@@ -75,13 +74,8 @@ def test_an_optimizer_that_was_not_found_or_that_seeds_cannot_join_is_named() ->
 def test_a_module_that_waits_for_its_first_call_is_pickled_and_copied() -> None:
     model = ResidualNet().eval()
     values = iter([0.5])
-    growth = esper.Growth(
-        model,
-        SGD(model.parameters(), lr=0.1),
-        policy="rule",
-        validate=lambda: next(values),
-        report=None,
-    )
+    options = {"policy": "rule", "validate": lambda: next(values), "report": None}
+    growth = esper.Growth(model, SGD(model.parameters(), lr=0.1), **options)
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)

@@ -1,32 +1,40 @@
-"""The rule that runs from the command line is one of the variants of the ladder."""
+"""The rule that runs from the command line is a variant of the ladder, of one seed or more."""
 
+import pytest
 import torch
 
+from esper.leyline.actions import Op
 from esper.runtime.tasks import find
 from esper.simic.growth.collect import collect
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.try_and_keep import RuleActor
-from esper.tolaria.precision import Precision
-from esper_lab.trials import TRIALS, TrialPlan, trial_actor
-from synthetic import CPU
+from esper_lab.trials import TRIALS, TURNS, TrialPlan, TurnPlan, trial_actor
+from support import small_environments
 
-LENGTH = 14
+KEPT = TrialPlan(size=0.0, start=0.0, keep=99, decision=1.0)
+TURN = TurnPlan(size=0.0, start=0.0, patience=0.3, order="ends")
 
 
-def test_the_rule_acts_as_its_variant_of_try_and_keep() -> None:
-    tasks = (find("digits_shift"), find("adaptation:3"))
-    members = len(TRIALS)
-    config = GrowthConfig(
-        seed=3, group_size=members, episode_length=LENGTH, max_batches=1, batch_size=8, threads=1
-    )
-    assigned = torch.tensor([0, 1]).repeat_interleave(members)
-    env = GrowthEnv(
-        tasks, torch.arange(2 * members), config, Precision("cpu"), CPU, assigned=assigned
-    )
-    variant = TRIALS.index(TrialPlan(size=0.0, start=0.0, keep=99, decision=1.0))
+@pytest.mark.parametrize(
+    ("names", "plans", "plan", "length", "max_seeds"),
+    [
+        (("digits_shift", "adaptation:3"), TRIALS, KEPT, 14, None),
+        (("one_seed:3",), TURNS, TURN, 20, 1),
+    ],
+    ids=["try and keep", "try in turn, of one seed"],
+)
+def test_the_rule_acts_as_its_variant(
+    names: tuple[str, ...], plans: tuple, plan: object, length: int, max_seeds: int | None
+) -> None:
+    tasks, members = [find(name) for name in names], len(plans)
+    assigned = torch.arange(len(tasks)).repeat_interleave(members)
+    settings = {"seed": 3, "group_size": members, "episode_length": length, "threads": 1}
+    settings |= {"batch_size": 8, "max_seeds": max_seeds}
+    env = small_environments(tasks, len(assigned), assigned=assigned, **settings)
     variants = collect(env, trial_actor(env), 0).actions
-    found = collect(env, RuleActor(lambda: env.current_slots, LENGTH), 0).actions
-    rows = torch.tensor([variant, members + variant])
+    rule = RuleActor(lambda: env.current_slots, length, max_seeds=max_seeds)
+    found = collect(env, rule, 0).actions
+    rows = plans.index(plan) + members * torch.arange(len(tasks))
     assert torch.equal(found[:, rows], variants[:, rows])
     assert not torch.equal(found, variants), "other variants act otherwise"
+    planted = (found[..., 0] == Op.GERMINATE).sum(0)
+    assert max_seeds is None or bool((planted >= 1).all())

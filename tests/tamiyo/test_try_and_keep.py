@@ -6,7 +6,7 @@ from esper.leyline.actions import ALPHA_SPEED_STEPS, HEADS, Op
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.try_and_keep import Trial, TryAndKeepActor, seed_worth
-from rule_observations import SLOTS, observed
+from rule_observations import NOTHING, SLOTS, choice, observed
 
 DECISION = 6
 
@@ -30,11 +30,9 @@ def actor(keep: int = 99, start: int = 1) -> TryAndKeepActor:
 
 
 def chosen(made: TryAndKeepActor, observation: Observation, step: int) -> tuple[Op, int]:
-    actions, _, _ = made.act(observation, step)
-    return Op(int(actions[0, HEADS.index("op")])), int(actions[0, HEADS.index("slot")])
+    return choice(made, observation, step)[:2]
 
 
-NOTHING: list[float | None] = [None] * SLOTS
 KEEPING = {Op.PRUNE: [0, 1, 2], Op.FOSSILISE: [0, 1, 2]}
 
 
@@ -54,8 +52,8 @@ def test_every_slot_is_planted_once_from_the_start_until_the_decision():
 def test_a_seed_gets_the_blueprint_of_its_slot():
     made = actor()
     for slot in range(SLOTS):
-        actions, _, _ = made.act(observed({Op.GERMINATE: [slot]}, NOTHING), 2)
-        assert actions[0, HEADS.index("blueprint")] == trial(1).blueprint[0, slot]
+        *_, blueprint = choice(made, observed({Op.GERMINATE: [slot]}, NOTHING), 2)
+        assert blueprint == trial(1).blueprint[0, slot]
 
 
 def test_seeds_advance_before_others_are_planted_and_nothing_is_kept_before_the_decision():

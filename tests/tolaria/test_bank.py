@@ -14,11 +14,8 @@ from esper.leyline.errors import UsageError
 from esper.leyline.stages import LIVING, Stage
 from esper.runtime.data import Dataset
 from esper.runtime.tasks import Drift, Task
-from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank, StackKey
-from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.precision import Precision
-from support import CPU, F64, bank_of, small_host, small_task
+from support import CPU, F64, bank_of, small_host, small_task, task_engine
 
 HOST = small_host()
 
@@ -177,20 +174,15 @@ def test_hosts_are_trained_with_the_settings_of_their_tasks():
     recipe = {"weight_decay": 0.03, "max_gradient_norm": 0.7, "learning_rate": 0.02}
     one = task_of(plain(1.0), host_learning_rate=0.01, **recipe)
     other = replace(task_of(plain(1.0), host_learning_rate=0.0, **recipe), name="other")
-    rows = Rows(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 0]))
-    engine = Engine(banked(one, other), rows, 3, TorchBackend(HOST, Precision("cpu")), 2, 6)
-    engine.reset(0)
-    found = engine.optimisation(0)
+    found = task_engine(one, other, task_of=(0, 1, 0)).optimisation(0)
     assert found.host_learning_rate.tolist() == pytest.approx([0.01, 0.0, 0.01])
     assert found.seed_learning_rate.tolist() == [pytest.approx([0.02] * len(HOST.slots))] * 3
     assert (found.weight_decay, found.max_gradient_norm) == (0.03, 0.7)
 
 
 def test_some_rows_are_measured_on_their_own_data():
-    bank = banked(task_of(plain(1.0)), replace(task_of(plain(-2.0)), name="other"))
-    rows = Rows(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 1]))
-    engine = Engine(bank, rows, 3, TorchBackend(HOST, Precision("cpu")), 2, 6)
-    engine.reset(0)
+    other = replace(task_of(plain(-2.0)), name="other")
+    engine = task_engine(task_of(plain(1.0)), other, task_of=(0, 1, 1))
 
     def losses(some: Tensor | None) -> Tensor:
         seeds = SeedState.dormant((3 if some is None else len(some), len(HOST.slots)), CPU)
@@ -202,14 +194,7 @@ def test_some_rows_are_measured_on_their_own_data():
 
 
 def test_only_living_seeds_have_parameters():
-    engine = Engine(
-        banked(task_of(plain(1.0))),
-        Rows(torch.zeros(len(Stage)).long(), torch.zeros(len(Stage)).long()),
-        3,
-        TorchBackend(HOST, Precision("cpu")),
-        2,
-        6,
-    )
+    engine = task_engine(task_of(plain(1.0)), task_of=[0] * len(Stage))
     state = SeedState.dormant((len(Stage), len(HOST.slots)), CPU)
     kind = BLUEPRINTS.index("conv_light")
     state.stage[:] = torch.tensor(list(Stage))[:, None]
@@ -222,10 +207,7 @@ def test_only_living_seeds_have_parameters():
 
 def test_each_environment_trains_and_validates_on_the_later_data_from_its_switch_on():
     """Images are around 1 before the switch, around -2 after it."""
-    length, groups = 40, torch.arange(6)
-    bank, backend = banked(drifting(never=0.0)), TorchBackend(HOST, Precision("cpu"))
-    engine = Engine(bank, Rows(groups, groups), 3, backend, 2, 6, episode_length=length)
-    engine.reset(0)
+    engine = task_engine(drifting(never=0.0), task_of=[0] * 6, length=40)
     switches = engine.switch_step.tolist()
     assert len(set(switches)) > 2
     for step in sorted({near for switch in switches for near in (switch - 1, switch)}):

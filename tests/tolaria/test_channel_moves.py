@@ -10,23 +10,18 @@ from esper.kasmina.hosts.host import NormedHost
 from esper.leyline.actions import HEADS
 from esper.leyline.errors import UsageError
 from esper.runtime.task import ChannelShift, Drift, Task
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
-from esper.tolaria.bank import DataBank
-from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.governor import Governor
-from esper.tolaria.precision import Precision
 from support import (
-    CPU,
     F64,
     assert_identical,
-    backend_of,
     random_stack,
     row_of,
+    small_environments,
     small_gpt,
     small_host,
     small_mlp,
     small_task,
+    task_engine,
 )
 
 HOST = small_host()
@@ -38,15 +33,6 @@ def shifting(time: float, block: int = 1, host: NormedHost = HOST, **changes) ->
     shift = ChannelShift(block, 1.0, seed=4)
     drift = Drift(task.data, time, time, 0.0, shift)
     return replace(task, drift=drift, host_learning_rate=0.0, **changes)
-
-
-def engine_of(*tasks: Task) -> Engine:
-    """An engine with a host of each task."""
-    bank = DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
-    rows = torch.arange(len(tasks))
-    engine = Engine(bank, Rows(rows, rows, rows), 3, backend_of(HOST), 2, 6, LENGTH)
-    engine.reset(0)
-    return engine
 
 
 @pytest.mark.parametrize("host", [HOST, small_mlp(widths=(7, 5))], ids=lambda h: h.summary)
@@ -88,7 +74,9 @@ def test_a_share_of_the_channels_moves_on_cyclically(share: float, moving: int):
 
 
 def test_channels_move_at_the_step_of_the_drift_in_the_hosts_that_drift_then():
-    engine = engine_of(shifting(0.5), replace(small_task(HOST), host_learning_rate=0.0))
+    engine = task_engine(
+        shifting(0.5), replace(small_task(HOST), host_learning_rate=0.0), length=LENGTH
+    )
     stack, before = engine.stack, engine.stack.host.clone()
     stack.host_optimizer.first.copy_(before)
     stack.buffers.copy_(random_stack(HOST, 2).buffers)
@@ -117,12 +105,12 @@ def test_channels_move_at_the_step_of_the_drift_in_the_hosts_that_drift_then():
 def test_a_drift_that_never_comes_moves_nothing():
     task = shifting(0.5)
     assert task.drift is not None
-    engine = engine_of(replace(task, drift=replace(task.drift, never=1.0)))
+    engine = task_engine(replace(task, drift=replace(task.drift, never=1.0)), length=LENGTH)
     assert [engine.shift_channels(step) for step in range(LENGTH)] == [None] * LENGTH
 
 
 def test_a_rollback_does_not_undo_a_shift():
-    engine = engine_of(shifting(0.0))
+    engine = task_engine(shifting(0.0), length=LENGTH)
     governor = Governor(engine.stack, HOST.classes)
     move = engine.shift_channels(0)
     assert move is not None
@@ -136,16 +124,8 @@ def test_a_rollback_does_not_undo_a_shift():
 
 def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network(backend: str):
     task = shifting(0.5, max_batches=1, batch_size=6, episode_length=LENGTH)
-    config = GrowthConfig(
-        seed=1,
-        group_size=2,
-        episode_length=LENGTH,
-        max_batches=1,
-        batch_size=6,
-        dtype=F64,
-        backend=backend,
-    )
-    env = GrowthEnv([task], torch.arange(4), config, Precision("cpu"), CPU)
+    settings = {"seed": 1, "episode_length": LENGTH, "dtype": F64, "backend": backend}
+    env = small_environments([task], 4, **settings)
     env.reset(0)
     (shard,) = env.shards
     stack, idle = shard.engine.stack, torch.zeros(4, len(HEADS), dtype=torch.long)

@@ -19,9 +19,8 @@ from support import (
     Plant,
     every_plant,
     names_of,
-    random_stack,
+    planted,
     seed_state,
-    small_engine,
     small_host,
     small_mlp,
 )
@@ -52,12 +51,6 @@ def garden_of(host: Host) -> Garden:
     rows.append({s: next(living) if s else idle[7] for s in range(slots)})
     rows.append({s: next(living) if s != 1 else idle[11] for s in range(slots)})
     return rows
-
-
-def planted(host: Host, garden: Garden) -> Engine:
-    engine = small_engine(host, len(garden))
-    engine.stack = random_stack(host, len(garden))
-    return engine
 
 
 def worth(engine: Engine, state: SeedState, kept: tuple[int, ...]) -> list[float]:

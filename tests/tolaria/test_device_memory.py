@@ -9,11 +9,11 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import run_training
 from esper.tolaria.device_memory import parts_within, row_memory
 from esper.tolaria.precision import Precision
 from small_runs import SMALL
+from support import small_environments
 from virtual_device import virtual_device
 
 GPU = torch.device("cuda:0")
@@ -57,12 +57,10 @@ def test_a_group_that_does_not_fit_is_refused_with_one_that_does() -> None:
 
 def environment(capacity: int, envs: int = 16) -> GrowthEnv:
     """Environments on a device with so many bytes, after one step."""
-    config = GrowthConfig(
-        seed=3, group_size=2, episode_length=4, max_batches=1, batch_size=64, backend="torch"
-    )
+    settings = {"seed": 3, "episode_length": 4, "batch_size": 64, "backend": "torch"}
     with virtual_device(capacity=capacity) as machine:
-        task = find("digits_shift")
-        env = GrowthEnv([task], torch.arange(envs), config, Precision("cuda"), GPU)
+        tasks = [find("digits_shift")]
+        env = small_environments(tasks, envs, Precision("cuda"), [GPU], **settings)
         env.reset(0)
         torch.cuda.reset_peak_memory_stats(GPU)
         env.step(torch.zeros(envs, 8, dtype=torch.long).to(GPU))

@@ -14,13 +14,7 @@ from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.choice import torch_backend
-from esper.tolaria.export import (
-    committed,
-    export_program,
-    grown_network,
-    onnx_bytes,
-    pt2_bytes,
-)
+from esper.tolaria.export import committed, export_program, grown_network, onnx_bytes, pt2_bytes
 from esper.tolaria.precision import Precision
 from residual_hosts import gardens, random_numbers, residual_host
 from support import (

@@ -11,34 +11,31 @@ from esper.kasmina import ModuleHost, Slot
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Task
 from esper.simic.growth.collect import collect
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends import HeldBack, Variant
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.functional import FunctionalBackend
 from esper.tolaria.plan import Seeds
-from esper.tolaria.precision import Precision
 from oracles.residual import CLASSES, IMAGE, SLOTS, NaiveResidual, ResidualNet
 from residual_hosts import gardens, random_numbers, residual_host
 from support import (
     CPU,
     F64,
+    FULL,
     Garden,
     assert_same,
-    minibatches,
     naive_environments,
     optimisation,
     random_batches,
     seed_state,
     seed_views,
     small_engine,
+    small_environments,
     small_host,
     small_task,
+    train,
     train_naively,
 )
-
-FULL = Precision("cpu")
 
 
 def test_slots_are_found_in_the_order_of_the_forward_pass() -> None:
@@ -58,7 +55,7 @@ def test_five_steps_and_every_ablation_match_the_naive_loop(garden: Garden) -> N
     naive = naive_environments(host, stack, garden, settings, NaiveResidual)
     batches = random_batches(host, rows)
     backend = FunctionalBackend(host, FULL)
-    epoch = backend.train_epoch(stack, Seeds.training(state), minibatches(batches), settings)
+    epoch = train(host, stack, state, batches, settings, backend)
     train_naively(naive, batches)
     views, fixed = host.layout.views(stack.host), host.buffers.views(stack.buffers)
     for n, environment in enumerate(naive):
@@ -101,9 +98,7 @@ def test_a_host_with_nan_does_not_affect_the_others() -> None:
     for value in (0.0, float("nan")):
         stack, state = random_numbers(host, rows), seed_state(garden, 4)
         stack.host[1] += value
-        batches = minibatches(random_batches(host, rows))
-        backend = FunctionalBackend(host, FULL)
-        backend.train_epoch(stack, Seeds.training(state), batches, optimisation(rows, 4))
+        train(host, stack, state, random_batches(host, rows), None, FunctionalBackend(host, FULL))
         results.append(stack)
     clean, ill = results
     assert ill.host[1].isnan().any()
@@ -189,16 +184,8 @@ def test_user_modules_and_built_in_hosts_do_not_affect_each_other() -> None:
     tasks = [small_task(small_host()), module_task()]
 
     def play(environments: list[int], threads: int) -> tuple[torch.Tensor, torch.Tensor]:
-        config = GrowthConfig(
-            seed=2,
-            group_size=2,
-            episode_length=10,
-            max_batches=2,
-            batch_size=6,
-            dtype=F64,
-            threads=threads,
-        )
-        env = GrowthEnv(tasks, torch.tensor(environments), config, FULL, CPU)
+        settings = {"seed": 2, "episode_length": 10, "max_batches": 2, "dtype": F64}
+        env = small_environments(tasks, environments, threads=threads, **settings)
         rollout = collect(env, RandomActor(5), 0)
         return rollout.rewards, env.task_of
 

@@ -18,9 +18,8 @@ from support import (
     assert_same,
     mixed_gardens,
     naive_environments,
-    random_stack,
+    planted,
     seed_state,
-    small_engine,
     small_host,
     small_mlp,
 )
@@ -28,13 +27,6 @@ from support import (
 pytestmark = pytest.mark.usefixtures("backend")
 
 HOST, MLP = small_host(), small_mlp()
-
-
-def planted(garden: Garden, spec: Host = HOST) -> Engine:
-    """An engine whose hosts and seeds have random parameters and statistics."""
-    engine = small_engine(spec, len(garden))
-    engine.stack = random_stack(spec, len(garden))
-    return engine
 
 
 def assert_same_scores(scores: Scores, n: int, expected: tuple[float, float, float]) -> None:
@@ -68,30 +60,24 @@ def check(engine: Engine, garden: Garden, split: str = "validation") -> None:
             assert found == pytest.approx(whole[2] - without[2], rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "garden", mixed_gardens(slots=3, rows=16), ids=lambda garden: f"{len(garden)} environments"
-)
-def test_scores_ablations_and_commitments_match_the_modules(garden: Garden):
-    check(planted(garden), garden)
+BARE: Garden = [{}, {}, {}]
+CASES = [
+    *((HOST, garden) for garden in mixed_gardens(slots=3, rows=16)),
+    *((MLP, garden) for garden in [*mixed_gardens(3, 18, MLP_NAMES), BARE, [{}]]),
+    *((small_host(kernel=kernel, pools=p), BARE) for kernel in (1, 3) for p in (0, 1, 2)),
+]
 
 
 @pytest.mark.parametrize(
-    "garden", [*mixed_gardens(3, 18, MLP_NAMES), [{}, {}, {}], [{}]], ids=lambda g: str(len(g))
+    ("host", "garden"), CASES, ids=lambda x: str(len(x)) if isinstance(x, list) else x.summary
 )
-def test_scores_ablations_and_commitments_of_mlps_match_the_modules(garden: Garden):
-    check(planted(garden, MLP), garden)
-
-
-@pytest.mark.parametrize("pools", [0, 1, 2])
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_scores_of_bare_hosts_match_the_modules(kernel: int, pools: int):
-    garden: Garden = [{}, {}, {}]
-    check(planted(garden, small_host(kernel=kernel, pools=pools)), garden)
+def test_scores_ablations_and_commitments_match_the_modules(host: Host, garden: Garden):
+    check(planted(host, garden), garden)
 
 
 def test_the_test_split_is_measured_on_request():
     garden: Garden = [{0: Plant("conv_light"), 2: Plant("norm", Style.GATED_GATE)}, {}]
-    engine = planted(garden)
+    engine = planted(HOST, garden)
     check(engine, garden, "test")
     state = seed_state(garden, 3)
     validation, test = (engine.measure(state, 0, False, s).scores for s in ("validation", "test"))
@@ -106,7 +92,7 @@ def test_fossilisation_changes_only_the_committed_scores():
         for first in parts
         for second in parts
     ]
-    engine = planted(garden)
+    engine = planted(HOST, garden)
     for store in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds):
         store.copy_(store[:1].expand_as(store))
     check(engine, garden)
@@ -117,7 +103,7 @@ def test_fossilisation_changes_only_the_committed_scores():
 
 def test_commitments_are_optional_and_measuring_changes_no_state():
     garden: Garden = [{0: Plant("conv_light"), 1: Plant("attention", alpha=0.5)}, {}]
-    engine = planted(garden)
+    engine = planted(HOST, garden)
     before = [t.clone() for t in (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)]
     assert engine.measure(seed_state(garden, 3), 0, committed=False).committed is None
     after = (engine.stack.host, engine.stack.buffers, *engine.stack.seeds)
@@ -126,7 +112,7 @@ def test_commitments_are_optional_and_measuring_changes_no_state():
 
 def test_a_seed_without_effect_has_contribution_zero():
     garden: Garden = [{0: Plant("conv_light")}, {0: Plant("norm"), 1: Plant("attention")}]
-    engine = planted(garden)
+    engine = planted(HOST, garden)
     for store in engine.stack.seeds:
         store.zero_()
     contribution = engine.measure(seed_state(garden, 3), 0, committed=False).contribution

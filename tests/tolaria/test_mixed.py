@@ -45,7 +45,7 @@ GARDEN: Garden = [
     {0: Plant("conv_light", **LIVES["blending"])},
     {1: Plant(OWN, **LIVES["blending"]), 2: Plant("attention", **LIVES["training"])},
     {},
-    {0: Plant("mlp", **LIVES["holding"]), 2: Plant("norm", **LIVES["training"])},
+    {0: Plant("depthwise", **LIVES["holding"]), 2: Plant("norm", **LIVES["training"])},
     {0: Plant(OWN, **LIVES["training"]), 1: Plant(OWN, **LIVES["holding"])},
 ]
 """Environments 1 and 4 have seeds that the library does not know."""
@@ -65,21 +65,13 @@ def host() -> Iterator[Host]:
         yield small_host()
 
 
-def garden() -> Garden:
-    """Plants without the small MLP's blueprint, which these slots do not accept."""
-    return [
-        {s: replace(p, blueprint=p.blueprint.replace("mlp", "depthwise")) for s, p in row.items()}
-        for row in GARDEN
-    ]
-
-
 def backends(host: Host) -> tuple[MixedBackend, TorchBackend, NativeBackend]:
     others = TorchBackend(host, Precision("cpu"))
     return MixedBackend(NativeBackend(host, F64), others), others, NativeBackend(host, F64)
 
 
 def test_environments_whose_seeds_are_all_known_train_natively(host: Host) -> None:
-    state = seed_state(garden(), 3)
+    state = seed_state(GARDEN, 3)
     seeds, rows = Seeds.training(state), len(GARDEN)
     batches = minibatches(random_batches(host, rows))
     ways = torch.tensor([0, 1, 2, 2, 1])
@@ -110,7 +102,7 @@ def test_environments_whose_seeds_are_all_known_train_natively(host: Host) -> No
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_validation_and_ablation_match_torch(host: Host, shared: bool) -> None:
-    state = seed_state(garden(), 3)
+    state = seed_state(GARDEN, 3)
     engine = small_engine(host, len(GARDEN), groups=[0] * 5 if shared else None)
     engine.stack = random_stack(host, len(GARDEN))
     mixed, others, _ = backends(host)
@@ -134,7 +126,7 @@ def test_one_backend_computes_a_uniform_stack(host: Host, rows: tuple, monkeypat
 
     idle = mixed.native if rows == FOREIGN else mixed.others
     monkeypatch.setattr(idle, "train_epoch", refused)
-    mine = [garden()[n] for n in rows]
+    mine = [GARDEN[n] for n in rows]
     stack, seeds = random_stack(host, 2), Seeds.training(seed_state(mine, 3))
     twin, inputs = copied(stack), (minibatches(random_batches(host, 2)), optimisation(2, 3))
     mixed.train_epoch(stack, seeds, *inputs)

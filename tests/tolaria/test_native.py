@@ -13,7 +13,6 @@ from esper.leyline.actions import Style
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
-from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from oracles import naive
 from support import (
@@ -24,7 +23,6 @@ from support import (
     Plant,
     assert_identical,
     copied,
-    minibatches,
     mixed_gardens,
     naive_environments,
     needs_native,
@@ -36,6 +34,7 @@ from support import (
     small_engine,
     small_host,
     small_mlp,
+    train,
     train_naively,
 )
 
@@ -79,12 +78,9 @@ def trained(host: Host, garden: Garden, dtype: torch.dtype, seed: int) -> dict[s
     rows, slots = len(garden), len(host.slots)
     stack = random_stack(host, rows, dtype, seed)
     batches = random_batches(host, rows, count=1, dtype=dtype, seed=seed)
-    result = NativeBackend(host, dtype).train_epoch(
-        stack,
-        Seeds.training(seed_state(garden, slots)),
-        minibatches(batches),
-        optimisation(rows, slots, max_norm=1e9, dtype=dtype),
-    )
+    settings = optimisation(rows, slots, max_norm=1e9, dtype=dtype)
+    backend = NativeBackend(host, dtype)
+    result = train(host, stack, seed_state(garden, slots), batches, settings, backend)
     found = {"loss": result.loss}
     for n in range(rows):
         views = host.layout.views(stack.host_optimizer.first[n : n + 1])
@@ -128,14 +124,12 @@ def test_float_matches_double_away_from_decision_boundaries(host: Host):
 def test_results_are_bitwise_independent_of_the_number_of_threads(host: Host, dtype: torch.dtype):
     names = naive.MLP_BRANCHES if not isinstance(host, CnnHost) else naive.CONV_BRANCHES
     garden = mixed_gardens(3, 16, tuple(names))[0]
-    batches = minibatches(random_batches(host, len(garden), dtype=dtype))
-    rates = optimisation(len(garden), 3, dtype=dtype)
+    batches, state = random_batches(host, len(garden), dtype=dtype), seed_state(garden, 3)
     found = []
     for threads in (1, 2, 5):
         stack = random_stack(host, len(garden), dtype)
         backend = NativeBackend(host, dtype, threads)
-        state = seed_state(garden, 3)
-        result = backend.train_epoch(stack, Seeds.training(state), batches, rates)
+        result = train(host, stack, state, batches, backend=backend)
         engine = small_engine(host, len(garden), dtype)
         engine.stack, engine.backend = stack, backend
         measured = engine.measure(state, 0, committed=True)
@@ -151,11 +145,9 @@ def test_a_non_finite_value_affects_only_its_own_environment():
     host, rows = small_host(), 5
     garden: Garden = [{0: Plant("conv_light")} for _ in range(rows)]
     clean = random_stack(host, rows, F32)
-    batches = minibatches(random_batches(host, rows, dtype=F32))
-    rates = optimisation(rows, 3, dtype=F32)
-    seeds = Seeds.training(seed_state(garden, 3))
-    expected = copied(clean)
-    NativeBackend(host, F32, 2).train_epoch(expected, seeds, batches, rates)
+    batches, backend = random_batches(host, rows, dtype=F32), NativeBackend(host, F32, 2)
+    state, expected = seed_state(garden, 3), copied(clean)
+    train(host, expected, state, batches, backend=backend)
     for bad in (math.nan, math.inf):
         for poison in ("host", "seed", "moment"):
             stack = copied(clean)
@@ -165,7 +157,7 @@ def test_a_non_finite_value_affects_only_its_own_environment():
                 stack.seeds[0][2, 9] = bad
             else:
                 stack.host_optimizer.first[2, 0] = bad
-            result = NativeBackend(host, F32, 2).train_epoch(stack, seeds, batches, rates)
+            result = train(host, stack, state, batches, backend=backend)
             assert not bool(result.loss[2].isfinite()), (bad, poison)
             for n in (0, 1, 3, 4):
                 assert_identical(row_of(stack, n), row_of(expected, n))

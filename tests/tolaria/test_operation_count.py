@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
@@ -15,7 +14,7 @@ from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.plan import CHUNK
 from esper.tolaria.precision import Precision
-from support import LIVES, Garden, Plant, bank_of, seed_state, small_task
+from support import LIVES, Garden, OperationCounter, Plant, bank_of, seed_state, small_task
 
 COMPOSITION: Garden = [
     {0: Plant("conv_heavy"), 1: Plant("conv_light", Style.GATED_GATE, **LIVES["training"])},
@@ -39,19 +38,6 @@ class Operations:
     computing: int
 
 
-class Counter(TorchDispatchMode):
-    """Counts every operation, including those of backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dispatched = self.computing = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.dispatched += 1
-        self.computing += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
 @cache
 def operations(names: tuple[int, ...], mlp: bool = False) -> Operations:
     """Operations of one training epoch and one measurement; ``names`` index the composition.
@@ -71,18 +57,12 @@ def _counted(names: tuple[int, ...], mlp: bool) -> Operations:
 def counted(host: Host, garden: Garden) -> Operations:
     """Operations of one training epoch and one measurement of a garden."""
     rows = torch.arange(len(garden))
-    engine = Engine(
-        bank_of(small_task(host), torch.float32),
-        Rows(rows, rows // 8),
-        seed=0,
-        backend=TorchBackend(host, Precision("cpu")),
-        max_batches=1,
-        batch_size=4,
-    )
+    bank, backend = bank_of(small_task(host), torch.float32), TorchBackend(host, Precision("cpu"))
+    engine = Engine(bank, Rows(rows, rows // 8), 0, backend, max_batches=1, batch_size=4)
     engine.reset(0)
     state = seed_state(garden, len(host.slots))
     engine.germinate(state.living, state.blueprint, step=0)
-    with Counter() as counter:
+    with OperationCounter() as counter:
         engine.train(state, step=0)
         engine.measure(state, 0, committed=True)
     return Operations(counter.dispatched, counter.computing)

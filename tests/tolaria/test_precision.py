@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_independence import DISTURBANCES, ROWS, SUBJECT, Disturbance
 from torch import Tensor
 
 from esper.kasmina import blueprints, ops
@@ -13,7 +14,6 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import Stack, zeros
 from esper.leyline.actions import HEADS, Style
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.tolaria.backends import EpochResult, HeldBack
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
 from esper.tolaria.governor import Reason
@@ -25,7 +25,6 @@ from support import (
     Garden,
     Plant,
     assert_identical,
-    minibatches,
     names_of,
     optimisation,
     own_blueprints,
@@ -33,9 +32,11 @@ from support import (
     random_stack,
     row_of,
     seed_state,
+    small_environments,
     small_host,
     small_mlp,
     small_task,
+    train,
 )
 
 CUDA = pytest.param(
@@ -49,7 +50,6 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"]
 )
-SUBJECT, ROWS = 1, 4
 NAN = float("nan")
 ODD = small_host(image=(4, 4, 3), channels=(3, 5))
 """Odd numbers of channels, on images of 2 x 2 behind the pool."""
@@ -140,11 +140,9 @@ class _NoHalf(torch.autograd.Function):
 
 def environment(precision: Precision) -> GrowthEnv:
     """Four environments on the device of ``precision``."""
-    config = GrowthConfig(
-        seed=2, group_size=2, episode_length=6, max_batches=1, batch_size=4, backend="torch"
-    )
-    device = torch.device(precision.device_type)
-    return GrowthEnv([small_task(small_host())], torch.arange(4), config, precision, device)
+    settings = {"seed": 2, "episode_length": 6, "batch_size": 4, "backend": "torch"}
+    devices = [torch.device(precision.device_type)]
+    return small_environments([small_task(small_host())], 4, precision, devices, **settings)
 
 
 @DTYPES
@@ -271,8 +269,7 @@ def trained(
     """Train one epoch in place, in mixed precision unless ``dtype`` is None."""
     backend = TorchBackend(host, Precision("cpu", dtype))
     how = optimisation(len(garden), len(host.slots), dtype=torch.float32, **settings)
-    seeds = Seeds.training(seed_state(garden, len(host.slots)))
-    return backend.train_epoch(stack, seeds, minibatches(batches), how)
+    return train(host, stack, seed_state(garden, len(host.slots)), batches, how, backend)
 
 
 def garden_of(host: Host) -> Garden:
@@ -286,39 +283,6 @@ def garden_of(host: Host) -> Garden:
     return [plants[n // ROWS] for n in range(ROWS * len(plants))]
 
 
-def disturbed(what: str, stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> None:
-    """Change every environment except the subjects."""
-    rows = torch.arange(len(stack.host)) % ROWS != SUBJECT
-    if what == "NaN hosts":
-        stack.host[rows] = NAN
-    elif what == "hosts too large":
-        stack.host[rows] = 1e30
-    elif what == "NaN statistics":
-        stack.buffers[rows] = NAN
-    for store in stack.seeds:
-        if what == "NaN seeds":
-            store[rows] = NAN
-        elif what == "other seeds":
-            store[rows] *= -1.5
-    for images, labels in batches:
-        if what == "NaN images":
-            images[:, :, :, rows] = NAN
-        elif what == "other images":
-            images[:, :, :, rows] += 1.0
-            labels[rows] = 0
-
-
-DISTURBANCES = (
-    "NaN hosts",
-    "hosts too large",
-    "NaN statistics",
-    "NaN seeds",
-    "other seeds",
-    "NaN images",
-    "other images",
-)
-
-
 @DTYPES
 @pytest.mark.parametrize("host", HOSTS.values(), ids=HOSTS)
 def test_results_are_bitwise_independent_of_other_environments(
@@ -328,10 +292,11 @@ def test_results_are_bitwise_independent_of_other_environments(
     state = seed_state(garden, 3)
     subjects = torch.arange(SUBJECT, len(garden), ROWS)
 
-    def lived(what: str) -> dict[str, Tensor]:
+    def lived(disturb: Disturbance | None) -> dict[str, Tensor]:
         stack = random_stack(host, len(garden), torch.float32)
         batches = random_batches(host, len(garden), 2, dtype=torch.float32)
-        disturbed(what, stack, batches)
+        if disturb is not None:
+            disturb(stack, batches)
         result = trained(host, stack, garden, batches, dtype)
         images = torch.linspace(-1, 1, 5 * batches[0][0][0, :, :, 0].numel())
         images = images.view(1, 5, *host.image)
@@ -348,10 +313,10 @@ def test_results_are_bitwise_independent_of_other_environments(
             for name, part in row_of(stack, n).items()
         }
 
-    expected = lived("nothing")
+    expected = lived(None)
     assert all(part.isfinite().all() for part in expected.values())
-    for what in DISTURBANCES:
-        assert_identical(lived(what), expected)
+    for disturb in DISTURBANCES:
+        assert_identical(lived(disturb), expected)
 
 
 def waiting(env: GrowthEnv) -> Tensor:

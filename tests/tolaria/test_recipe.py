@@ -12,12 +12,9 @@ from esper.leyline.actions import HEADS
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Pretraining, Task
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.precision import Precision
 from esper.tolaria.pretraining import trained_hosts
 from support import (
     CPU,
@@ -27,33 +24,21 @@ from support import (
     backend_of,
     naive_environments,
     seed_state,
+    small_environments,
     small_host,
     small_task,
+    task_engine,
 )
 
 HOST = small_host()
 LENGTH = 5
-
-
-def engine_of(*tasks: Task, groups: tuple[int, ...] = (0,), rows_of: tuple[int, ...] = (0,)):
-    """An engine in float64; ``rows_of`` is the task of each row."""
-    bank = DataBank([(task, task.datasets()) for task in tasks], F64, CPU)
-    backend = backend_of(tasks[0].host, F64)
-    for index, task in enumerate(tasks):
-        hosts = trained_hosts(task, backend, F64, CPU)
-        if hosts is not None:
-            bank.trained_hosts[index] = hosts
-    group = torch.tensor(groups)
-    rows = Rows(group, group, torch.tensor(rows_of))
-    engine = Engine(bank, rows, 3, backend, 2, 6, LENGTH)
-    engine.reset(0)
-    return engine
+"""Steps of an episode of ``task_engine``."""
 
 
 def test_cosine_decay_equals_the_scheduler_of_torch():
     # SGD: AdamW would amplify differences in the last bits of small gradients.
     task = replace(small_task(HOST), decay="cosine", momentum=0.9, max_gradient_norm=0.3)
-    engine = engine_of(task)
+    engine = task_engine(task)
     garden = [{0: Plant("conv_small"), 1: Plant("norm")}]
     state = seed_state(garden, 3)
     (naive,) = naive_environments(HOST, engine.stack, garden, engine.optimisation(0))
@@ -73,7 +58,7 @@ def test_cosine_decay_equals_the_scheduler_of_torch():
 
 def test_tasks_of_one_stack_decay_independently():
     constant = small_task(HOST)
-    engine = engine_of(constant, replace(constant, decay="cosine"), groups=(0, 1), rows_of=(0, 1))
+    engine = task_engine(constant, replace(constant, decay="cosine"), groups=(0, 1), task_of=(0, 1))
     rates = [engine.optimisation(step).host_learning_rate.tolist() for step in range(LENGTH)]
     assert [constant for constant, _ in rates] == [5e-3] * LENGTH
     decayed = [decayed for _, decayed in rates]
@@ -82,7 +67,7 @@ def test_tasks_of_one_stack_decay_independently():
 
 
 def test_a_host_with_learning_rate_0_keeps_its_parameters_while_its_seed_learns():
-    engine = engine_of(replace(small_task(HOST), host_learning_rate=0.0, weight_decay=0.1))
+    engine = task_engine(replace(small_task(HOST), host_learning_rate=0.0, weight_decay=0.1))
     state = seed_state([{0: Plant("conv_small", stage=Stage.BLENDING, alpha=0.5)}], 3)
     engine.germinate(state.alpha > 0, state.blueprint, 0)
     host, seed = engine.stack.host.clone(), engine.stack.seeds[0].clone()
@@ -137,7 +122,7 @@ def test_pretrained_hosts_are_those_of_an_episode_without_seeds_on_the_other_dat
 
 
 def test_each_group_starts_from_one_of_the_trained_hosts():
-    engine = engine_of(adapting(), groups=tuple(range(40)), rows_of=(0,) * 40)
+    engine = task_engine(adapting(), groups=tuple(range(40)), task_of=(0,) * 40)
     hosts = engine.bank.trained_hosts[0].parameters
     same = (engine.stack.host[:, None] == hosts).all(2)
     assert same.sum(1).tolist() == [1] * 40
@@ -147,8 +132,8 @@ def test_each_group_starts_from_one_of_the_trained_hosts():
 
 
 def test_tasks_without_pretraining_start_from_initial_weights():
-    mixed = engine_of(small_task(HOST), adapting(), groups=(0, 1, 2), rows_of=(0, 1, 0))
-    plain = engine_of(small_task(HOST), groups=(0, 1, 2), rows_of=(0, 0, 0))
+    mixed = task_engine(small_task(HOST), adapting(), groups=(0, 1, 2), task_of=(0, 1, 0))
+    plain = task_engine(small_task(HOST), groups=(0, 1, 2), task_of=(0, 0, 0))
     assert torch.equal(mixed.stack.host[[0, 2]], plain.stack.host[[0, 2]])
     assert not torch.equal(mixed.stack.host[1], plain.stack.host[1])
 
@@ -163,10 +148,7 @@ def test_trained_hosts_are_shared_by_tasks_and_environments():
 
 def test_environments_and_twins_of_a_group_start_from_the_same_trained_host():
     task = adapting(episode_length=3, max_batches=2, batch_size=6)
-    config = GrowthConfig(
-        seed=1, group_size=2, episode_length=3, max_batches=2, batch_size=6, dtype=F64
-    )
-    env = GrowthEnv([task], torch.arange(8), config, Precision("cpu"), CPU)
+    env = small_environments([task], 8, seed=1, episode_length=3, max_batches=2, dtype=F64)
     env.reset(0)
     (shard,) = env.shards
     hosts, trained = shard.engine.stack.host, shard.engine.bank.trained_hosts[0].parameters
@@ -182,7 +164,7 @@ def test_environments_and_twins_of_a_group_start_from_the_same_trained_host():
 @pytest.mark.usefixtures("backend")
 def test_nothing_is_trained_from_the_deadline_on():
     task = small_task(HOST)
-    engine = engine_of(task, replace(task, deadline=0.6), groups=(0, 1), rows_of=(0, 1))
+    engine = task_engine(task, replace(task, deadline=0.6), groups=(0, 1), task_of=(0, 1))
     state = seed_state([{0: Plant("conv_small", stage=Stage.BLENDING, alpha=0.5)}] * 2, 3)
     engine.germinate(state.alpha > 0, state.blueprint, 0)
     for step in range(LENGTH):
@@ -195,9 +177,9 @@ def test_nothing_is_trained_from_the_deadline_on():
 
 def test_decay_ends_at_the_deadline():
     task = replace(small_task(HOST), decay="cosine")
-    engine = engine_of(
+    engine = task_engine(
         task, replace(task, deadline=0.6), replace(task, decay="constant", deadline=0.5),
-        groups=(0, 1, 2), rows_of=(0, 1, 2),
+        groups=(0, 1, 2), task_of=(0, 1, 2),
     )  # fmt: skip
     factors = torch.stack([engine.bank.rate_factors(step, LENGTH) for step in range(LENGTH)])
     steps = torch.arange(LENGTH, dtype=F64)
@@ -213,9 +195,8 @@ def test_decay_ends_at_the_deadline():
 def test_the_policy_observes_the_time_until_the_deadline():
     task = small_task(HOST)
     tasks = [replace(task, deadline=deadline) for deadline in (1.0, 0.5)]
-    config = GrowthConfig(seed=1, episode_length=4, group_size=1, max_batches=1, batch_size=6)
-    env = GrowthEnv(tasks, torch.arange(2), config, Precision("cpu"), CPU,
-                    assigned=torch.arange(2))  # fmt: skip
+    assigned = torch.arange(2)
+    env = small_environments(tasks, 2, assigned=assigned, seed=1, episode_length=4, group_size=1)
     found = [env.reset(0).host]
     idle = torch.zeros(2, len(HEADS), dtype=torch.long)
     found += [env.step(idle).observation.host for _ in range(4)]

@@ -27,7 +27,6 @@ from esper.tolaria.loss_scales import (
     LossScales,
     ScaleTable,
 )
-from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from support import (
     CPU,
@@ -36,7 +35,6 @@ from support import (
     Plant,
     assert_identical,
     copied,
-    minibatches,
     optimisation,
     random_batches,
     random_stack,
@@ -45,6 +43,7 @@ from support import (
     slot_row_of,
     small_host,
     small_mlp,
+    train,
 )
 
 HOST = small_host()
@@ -82,8 +81,8 @@ def trained(
     how = optimisation(rows, 3, dtype=F32, momentum=momentum, max_norm=max_norm)
     how = replace(how, scales=scales)
     backend = TorchBackend(host, Precision("cpu", dtype))
-    batches = minibatches(random_batches(host, rows, count, dtype=F32))
-    return backend.train_epoch(stack, Seeds.training(seed_state(garden, 3)), batches, how)
+    batches = random_batches(host, rows, count, dtype=F32)
+    return train(host, stack, seed_state(garden, 3), batches, how, backend)
 
 
 def steep(stack: Stack, row: int = SUBJECT) -> Stack:

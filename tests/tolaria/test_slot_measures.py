@@ -19,12 +19,12 @@ from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.newborns import HIDDEN_UNITS, chosen_rows, reference_weights
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.tolaria.backends import Backend
 from esper.tolaria.backends.functional import FunctionalBackend
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.loss_scales import LossScales, ScaleTable
-from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from esper.tolaria.results import SLOT_MEASURES
 from esper.tolaria.slot_measures import measured_images
@@ -38,7 +38,6 @@ from support import (
     Garden,
     Plant,
     backend_of,
-    minibatches,
     naive_environments,
     needs_native,
     optimisation,
@@ -48,6 +47,7 @@ from support import (
     small_gpt,
     small_host,
     small_mlp,
+    train,
 )
 
 Batches = list[tuple[Tensor, Tensor]]
@@ -139,8 +139,8 @@ def newborn(slot: SlotSpec, layer: LastLayer) -> tuple[nn.Module, Callable]:
     return {
         LastLayer.SCALE: (naive.Attention(slot.channels), lambda m: m.excite.bias),
         LastLayer.NORM: (naive.Norm(slot.channels), lambda m: m.scale),
-        LastLayer.POINTWISE: (naive.ConvSmall(slot.channels), lambda m: m.conv.weight),
-        LastLayer.SPATIAL: (naive.ConvLight(slot.channels), lambda m: m.conv.weight),
+        LastLayer.POINTWISE: (naive.SingleConv(slot.channels, 1), lambda m: m.conv.weight),
+        LastLayer.SPATIAL: (naive.SingleConv(slot.channels, 3), lambda m: m.conv.weight),
     }[layer]
 
 
@@ -209,10 +209,8 @@ for _block in range(3):
 
 
 def measured(backend: Backend, host: Host, stack, garden: Garden, batches: Batches) -> Tensor:
-    slots = len(host.slots)
-    state, settings = seed_state(garden, slots), optimisation(len(garden), slots)
-    epoch = backend.train_epoch(stack, Seeds.training(state), minibatches(batches), settings)
-    return epoch.slots
+    state = seed_state(garden, len(host.slots))
+    return train(host, stack, state, batches, backend=backend).slots
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -237,14 +235,22 @@ HOSTS: dict[str, tuple[Host, tuple[str, str]]] = {
 }
 
 
+def compared(
+    host: Host, stack: Stack, garden: Garden, size: int, module_of=naive.naive_host, backend=None
+) -> Tensor:
+    """The measures of the backend, after they were compared with the expected ones."""
+    batches = random_batches(host, len(garden), 1, size)
+    expected = expected_measures(host, stack, garden, batches[0], module_of)
+    found = measured(backend or backend_of(host), host, stack, garden, batches)
+    assert_close(found, expected)
+    return found
+
+
 @pytest.mark.parametrize("name", HOSTS)
 def test_built_in_hosts_match_newborn_modules(name: str, backend: str) -> None:
     host, names = HOSTS[name]
     garden = gardens(names)
-    stack, batches = random_stack(host, len(garden)), random_batches(host, len(garden), 1, 7)
-    expected = expected_measures(host, stack, garden, batches[0])
-    found = measured(backend_of(host), host, stack, garden, batches)
-    assert_close(found, expected)
+    found = compared(host, random_stack(host, len(garden)), garden, 7)
     wanted = [layer in host.slots[0].last_layers for layer in LastLayer]
     assert found[0, 0, 4:].isfinite().tolist() == wanted
     for n, plants in enumerate(garden):
@@ -254,19 +260,15 @@ def test_built_in_hosts_match_newborn_modules(name: str, backend: str) -> None:
 
 def test_transformers_match_newborn_modules() -> None:
     host, garden = small_gpt(width=8), gardens(("lora", "attention"))
-    stack, batches = random_stack(host, len(garden)), random_batches(host, len(garden), 1, 4)
-    expected = expected_measures(host, stack, garden, batches[0])
-    assert_close(measured(backend_of(host), host, stack, garden, batches), expected)
+    found = compared(host, random_stack(host, len(garden)), garden, 4)
     absent = {LastLayer.SCALE, LastLayer.POINTWISE}
-    assert {layer for layer in LastLayer if expected[0, 0, GAINS[layer]].isnan()} == absent
+    assert {layer for layer in LastLayer if found[0, 0, GAINS[layer]].isnan()} == absent
 
 
 def test_user_modules_match_newborn_modules() -> None:
     host, garden = residual_host(), gardens(("conv_light", "norm"))
-    stack, batches = random_numbers(host, len(garden)), random_batches(host, len(garden), 1, 5)
-    expected = expected_measures(host, stack, garden, batches[0], NaiveResidual)
     backend = FunctionalBackend(host, Precision("cpu"))
-    assert_close(measured(backend, host, stack, garden, batches), expected)
+    compared(host, random_numbers(host, len(garden)), garden, 5, NaiveResidual, backend)
 
 
 @pytest.mark.parametrize("rank", [8, 32])
@@ -345,8 +347,7 @@ def test_the_last_minibatch_is_measured_also_on_frozen_hosts(backend: str) -> No
     settings = replace(optimisation(2, slots), host_learning_rate=torch.zeros(2, dtype=F64))
 
     def slots_after(batches: Batches) -> Tensor:
-        seeds, stack = Seeds.training(state), random_stack(host, 2)
-        return backend_of(host).train_epoch(stack, seeds, minibatches(batches), settings).slots
+        return train(host, random_stack(host, 2), state, batches, settings).slots
 
     found = slots_after([first, last])
     assert_close(found, slots_after([last]))
@@ -363,10 +364,8 @@ def test_a_row_is_measured_alike_alone_and_beside_nan(backend: str, dtype: torch
         stack = random_stack(host, 3, dtype)
         stack.host[1] = torch.nan if spoilt else stack.host[1]
         part = stack.of_rows(torch.tensor(rows))
-        seeds = Seeds.training(seed_state([{}] * len(rows), 3))
-        own = minibatches([(batch[0][:, :, :, rows], batch[1][rows])])
-        settings = optimisation(len(rows), 3, dtype=dtype)
-        return backend_of(host, dtype).train_epoch(part, seeds, own, settings).slots
+        own = [(batch[0][:, :, :, rows], batch[1][rows])]
+        return train(host, part, seed_state([{}] * len(rows), 3), own).slots
 
     together, spoilt = slots_of([0, 1, 2], False), slots_of([0, 1, 2], True)
     assert torch.equal(spoilt[::2].nan_to_num(), together[::2].nan_to_num())
@@ -390,12 +389,10 @@ def test_threads_do_not_change_measurements() -> None:
 def test_measurements_are_those_of_the_unscaled_loss() -> None:
     host, rows = small_host(), 2
     (batch,) = random_batches(host, rows, 1)
-    seeds, plain = Seeds.training(seed_state([{}] * rows, 3)), optimisation(rows, 3)
+    state, plain = seed_state([{}] * rows, 3), optimisation(rows, 3)
     scales = LossScales(ScaleTable.fresh(rows, CPU), torch.arange(rows))
     found = [
-        backend_of(host)
-        .train_epoch(random_stack(host, rows), seeds, minibatches([batch]), settings)
-        .slots
+        train(host, random_stack(host, rows), state, [batch], settings).slots
         for settings in (plain, replace(plain, scales=scales))
     ]
     torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0.0, equal_nan=True)
@@ -404,11 +401,7 @@ def test_measurements_are_those_of_the_unscaled_loss() -> None:
 def test_a_forgotten_row_is_unknown() -> None:
     host = small_host()
     (batch,) = random_batches(host, 2, 1)
-    seeds = Seeds.training(seed_state([{}, {}], 3))
-    settings = optimisation(2, 3)
-    epoch = backend_of(host).train_epoch(
-        random_stack(host, 2), seeds, minibatches([batch]), settings
-    )
+    epoch = train(host, random_stack(host, 2), seed_state([{}, {}], 3), [batch])
     before = epoch.slots.clone()
     epoch.forget(torch.tensor([True, False]))
     assert bool(epoch.slots[0].isnan().all())

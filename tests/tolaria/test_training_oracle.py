@@ -83,59 +83,49 @@ def assert_same_report(host: Host, result: EpochResult, n: int, environment) -> 
             assert_same(norm, expected, f"{what}, {field.name}")
 
 
-def test_mixed_gardens_contain_every_plant():
-    grown = {plant for garden in MIXED for plants in garden for plant in plants.values()}
-    assert grown == set(every_plant())
-    assert len(grown) == len(BLUEPRINT_NAMES) * len(Style) * len(LIVES)
-    grown = {plant for garden in MIXED_MLP for plants in garden for plant in plants.values()}
-    assert grown == set(every_plant(MLP_NAMES))
+@pytest.mark.parametrize(("gardens", "names"), [(MIXED, BLUEPRINT_NAMES), (MIXED_MLP, MLP_NAMES)])
+def test_mixed_gardens_contain_every_plant(gardens: list[Garden], names: tuple[str, ...]):
+    grown = {plant for garden in gardens for plants in garden for plant in plants.values()}
+    assert grown == set(every_plant(names))
+    assert len(grown) == len(names) * len(Style) * len(LIVES)
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+CHANNELS = [((4,), 0), ((4,), 1), ((3, 5), 0), ((3, 5), 1), ((3, 5), 2), ((3, 5, 4), 0)]
+BARE = [
+    *(
+        (small_host(channels=channels, kernel=kernel, pools=pools), 3)
+        for channels, pools in [*CHANNELS, ((3, 5, 4), 2)]
+        for kernel in (1, 3)
+    ),
+    *((small_mlp(widths=widths), rows) for widths in ((4,), (3, 5), (1, 3)) for rows in (1, 3)),
+    *((small_host(channels=(1, 3)), rows) for rows in (1, 3)),
+    *((small_host(), 1), (small_mlp(), 1)),
+]
+"""Hosts and numbers of environments. Of a single one nothing is grouped."""
+
+
+@pytest.mark.parametrize(("host", "rows"), BARE, ids=str)
+def test_a_bare_host_trains_like_its_module(host: Host, rows: int):
+    check(host, [{} for _ in range(rows)])
+
+
 @pytest.mark.parametrize(
-    ("channels", "pools"),
-    [((4,), 0), ((4,), 1), ((3, 5), 0), ((3, 5), 1), ((3, 5), 2), ((3, 5, 4), 0), ((3, 5, 4), 2)],
+    ("host", "plants"),
+    [
+        (small_host(), {0: Plant("depthwise"), 2: Plant("conv_heavy", Style.GATED_GATE)}),
+        (small_mlp(), {0: Plant("mlp", Style.GATED_GATE), 2: Plant("mlp_small")}),
+    ],
+    ids=["cnn", "mlp"],
 )
-def test_a_bare_host_trains_like_its_module(kernel: int, channels: tuple[int, ...], pools: int):
-    check(small_host(channels=channels, kernel=kernel, pools=pools), [{}, {}, {}])
-
-
-@pytest.mark.parametrize("widths", [(4,), (3, 5), (1, 3)])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_bare_mlp_trains_like_its_module(widths: tuple[int, ...], rows: int):
-    check(small_mlp(widths=widths), [{} for _ in range(rows)])
-
-
-@pytest.mark.parametrize("host", [small_host(), small_mlp()], ids=lambda host: type(host).__name__)
-def test_a_single_host_trains_like_its_module(host: Host):
-    """With one environment nothing is grouped, and the store has a single row."""
-    check(host, [{}])
-
-
-def test_a_single_host_with_seeds_trains_like_its_module():
-    check(small_host(), [{0: Plant("depthwise"), 2: Plant("conv_heavy", Style.GATED_GATE)}])
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_host_with_a_single_channel_trains_like_its_module(rows: int):
-    check(small_host(channels=(1, 3)), [{} for _ in range(rows)])
+def test_a_single_host_with_seeds_trains_like_its_module(host: Host, plants: dict[int, Plant]):
+    check(host, [plants])
 
 
 def test_seeds_of_slots_with_one_channel_or_pixel_train_like_their_modules(backend: str):
     """In a separate process: group norm's backward has crashed here instead of raising."""
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-X",
-            "faulthandler",
-            "-c",
-            DEGENERATE.format(backend=backend),
-        ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-X", "faulthandler", "-c", DEGENERATE.format(backend=backend)]
+    path = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(command, env=path, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
 
 
@@ -157,14 +147,13 @@ for host in (small_host(channels=(1,)), small_host(pools=2)):
 """
 
 
-@pytest.mark.parametrize("garden", MIXED, ids=lambda garden: f"{len(garden)} environments")
-def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
-    check(small_host(), garden)
-
-
-@pytest.mark.parametrize("garden", MIXED_MLP, ids=lambda garden: f"{len(garden)} environments")
-def test_seeds_of_every_kind_train_in_mlps_like_their_modules(garden: Garden):
-    check(small_mlp(), garden)
+@pytest.mark.parametrize(
+    ("host", "garden"),
+    [*((small_host(), garden) for garden in MIXED), *((small_mlp(), g) for g in MIXED_MLP)],
+    ids=lambda part: f"{len(part)} environments" if isinstance(part, list) else part.summary,
+)
+def test_seeds_of_every_kind_train_like_their_modules(host: Host, garden: Garden):
+    check(host, garden)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -190,10 +179,6 @@ def test_minibatches_of_any_size_train_like_their_modules(batch: int):
 def test_channels_of_any_number_train_like_their_modules(channels: tuple[int, ...], kernel: int):
     host = small_host(channels=channels, kernel=kernel, image=(5, 7, 3))
     check(host, [{0: Plant("conv_light"), 2: Plant("conv_heavy")}, {}], batch=11)
-
-
-def test_a_single_seed_in_an_mlp_trains_like_its_module():
-    check(small_mlp(), [{0: Plant("mlp", Style.GATED_GATE), 2: Plant("mlp_small")}])
 
 
 def test_each_seed_is_clipped_like_its_module():

@@ -14,20 +14,17 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.actions import Style
 from esper.tolaria.plan import CHUNK, Seeds, plan
 from support import (
-    F64,
     LIVES,
     SEQUENCE_NAMES,
     Garden,
     Plant,
-    assert_identical,
     backend_of,
     every_plant,
     mixed_gardens,
+    planted,
     random_batches,
     random_stack,
-    row_of,
     seed_state,
-    small_engine,
     small_gpt,
     train,
 )
@@ -70,7 +67,7 @@ def test_sgd_trains_transformers_and_seeds_like_their_modules():
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_scores_ablations_and_commitments_match_the_modules(split: str):
     garden = [plants for part in MIXED for plants in part][:40:4]
-    measuring.check(measuring.planted(garden, HOST), garden, split)
+    measuring.check(planted(HOST, garden), garden, split)
 
 
 def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
@@ -111,15 +108,10 @@ DISTURBANCES = (
 )
 
 
-@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=["fp64", "fp32"])
+@independence.every_dtype
 @pytest.mark.parametrize("garden", independence.gardens(HOST), ids=SEQUENCE_NAMES)
 def test_results_are_bitwise_independent_of_other_environments(garden: Garden, dtype: torch.dtype):
-    rows, report = independence.trained(HOST, garden, None, dtype)
-    assert all(part.isfinite().all() for part in (*rows.values(), *report.values()))
-    for disturb in DISTURBANCES:
-        other_rows, other_report = independence.trained(HOST, garden, disturb, dtype)
-        assert_identical(other_rows, rows)
-        assert_identical(other_report, report)
+    independence.assert_independent(HOST, garden, DISTURBANCES, dtype)
 
 
 @pytest.mark.parametrize("name", SEQUENCE_NAMES)
@@ -134,17 +126,7 @@ def test_an_isolated_seed_with_nan_does_not_affect_its_host(name: str):
 
 
 def test_any_subset_of_environments_gives_the_same_results():
-    def trajectory(environments: list[int], groups: list[int]) -> dict[str, Tensor]:
-        engine = small_engine(HOST, len(groups), groups=groups, environments=environments)
-        garden: Garden = [{0: Plant("attention", alpha=0.5)} for _ in environments]
-        state = seed_state(garden, 3)
-        engine.germinate(state.living, state.blueprint, step=2)
-        engine.train(state, 2)
-        return row_of(engine.stack, environments.index(21))
-
-    together = trajectory([3, 8, 21, 22], [0, 1, 2, 2])
-    for name, value in trajectory([21, 40], [2, 5]).items():
-        torch.testing.assert_close(value, together[name], rtol=1e-12, atol=1e-12, msg=name)
+    independence.assert_same_in_any_subset(HOST, "attention")
 
 
 COMPOSITION: Garden = [

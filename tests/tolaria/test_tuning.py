@@ -10,20 +10,16 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedState
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TUNINGS
-from esper.tolaria.bank import DataBank
-from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.tuning import relative_rates
 from oracles.naive import NaiveEnvironment
 from residual_hosts import residual_host
 from support import (
     CPU,
-    F64,
     Garden,
     Plant,
     assert_identical,
     assert_same,
     assert_same_environment,
-    backend_of,
     naive_environments,
     names_of,
     optimisation,
@@ -35,6 +31,7 @@ from support import (
     small_host,
     small_mlp,
     small_task,
+    task_engine,
     train,
     train_naively,
 )
@@ -135,15 +132,8 @@ def test_blocks_cover_every_parameter_and_end_between_modules(host: Host):
 
 def test_the_engine_tunes_each_row_as_its_task_says():
     tasks = [replace(small_task(small_host()), tuning=way) for way in TUNINGS]
-
-    def engine_of(*which: int) -> Engine:
-        bank = DataBank([(tasks[i], tasks[i].datasets()) for i in which], F64, CPU)
-        group = torch.arange(len(which))
-        rows = Rows(group, group, group)
-        return Engine(bank, rows, 3, backend_of(tasks[0].host, F64), 2, 6, 5)
-
-    assert engine_of(2, 1, 0).optimisation(0).tuning.tolist() == [2, 1, 0]
-    assert engine_of(0).optimisation(0).tuning is None
+    assert task_engine(*reversed(tasks)).optimisation(0).tuning.tolist() == [2, 1, 0]
+    assert task_engine(tasks[0]).optimisation(0).tuning is None
 
 
 def test_an_unknown_way_is_refused_with_its_field():

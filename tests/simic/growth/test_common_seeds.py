@@ -7,10 +7,7 @@ from torch import Tensor
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime import data
 from esper.runtime.tasks import Task
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
-from esper.tolaria.precision import Precision
-from synthetic import CPU
+from support import F64, small_environments
 from wishes import Wish, Wishes, wished_actions
 
 LENGTH, SIZE, PARTED, PARTS = 14, 3, 2, 9
@@ -21,17 +18,9 @@ def accuracy(environments: Tensor, common_seeds: bool, backend: str) -> Tensor:
     """Validation expected accuracy in every step, ``[T, N]``."""
     host = CnnHost(channels=(3, 4), classes=10, image=(8, 8, 1))
     task = Task("tiny", "digits on a tiny host", host, lambda: data.digits())
-    config = GrowthConfig(
-        seed=5,
-        group_size=SIZE,
-        common_seeds=common_seeds,
-        episode_length=LENGTH,
-        max_batches=1,
-        batch_size=8,
-        dtype=torch.float64,
-        backend=backend,
-    )
-    env = GrowthEnv([task], environments, config, Precision("cpu"), CPU)
+    settings = {"seed": 5, "group_size": SIZE, "episode_length": LENGTH, "dtype": F64}
+    settings |= {"common_seeds": common_seeds, "batch_size": 8, "backend": backend}
+    env = small_environments([task], environments, **settings)
     wishes: Wishes = {n: [Wish("conv_heavy")] for n in range(2 * SIZE)}
     wishes[PARTED] = [*wishes[PARTED], Wish("norm", slot=1, start=PARTS)]
     observation, found = env.reset(0), []

@@ -16,26 +16,23 @@ from esper.runtime.tasks import Task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv, ShardError
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.simic.rollout import Rollout
 from esper.simic.training.setup import resolve_devices
 from esper.tolaria.precision import Precision
-from support import CPU, F64, needs_native, small_host, small_task
+from support import CPU, F64, needs_native, small_environments, small_host, small_task
 
+FULL = Precision("cpu")
 AUGMENTED = replace(small_task(small_host()), augmentation=Augmentation(reach=1, flip=True))
 WIDER = replace(small_task(small_host(channels=(4, 6))), name="wider")
 
 
 def growth(
-    devices: int, envs: int, tasks: list[Task], precision: Precision | None = None, **settings
+    devices: int, envs: int, tasks: list[Task], precision: Precision = FULL, **settings
 ) -> GrowthEnv:
-    config = {
-        "seed": 7, "group_size": 2, "episode_length": 10, "max_batches": 1, "batch_size": 6,
-        "one_at_a_time": False, "dtype": F64, "backend": "torch",
-    }  # fmt: skip
-    rules = GrowthConfig(**config | settings)
-    precision = precision or Precision("cpu")
-    return GrowthEnv(tasks, torch.arange(envs), rules, precision, *[CPU] * devices)
+    config = {"seed": 7, "episode_length": 10, "one_at_a_time": False, "dtype": F64}
+    config |= {"backend": "torch"} | settings
+    return small_environments(tasks, envs, precision, [CPU] * devices, **config)
 
 
 def play(env: GrowthEnv) -> tuple[Rollout, list[Step]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.seeds import SeedState
@@ -15,13 +14,12 @@ from esper.leyline.stages import Stage
 from esper.runtime import data
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
 from esper.tolaria.plan import CHUNK
-from esper.tolaria.precision import Precision
 from oracles.lifecycle import seed_parameters
-from support import needs_native
-from synthetic import CPU, canonical_action
+from support import F64, OperationCounter, needs_native, small_environments
+from synthetic import canonical_action
 from wishes import Wish, Wishes, wished_actions
 
 LENGTH = 16
@@ -31,24 +29,10 @@ HOST_PARAMETERS = (9 * 1 * 3 + 2 * 3) + (9 * 3 * 4 + 2 * 4) + (4 * 10 + 10)
 
 def growth_env(environments: Tensor | int, **settings) -> GrowthEnv:
     """A tiny task in float64."""
-    if isinstance(environments, int):
-        environments = torch.arange(environments)
     host = CnnHost(channels=CHANNELS, classes=10, image=(8, 8, 1))
     task = Task("tiny", "digits on a tiny host", host, lambda: data.digits())
-    config = GrowthConfig(
-        **(
-            {
-                "seed": 5,
-                "group_size": 4,
-                "episode_length": LENGTH,
-                "max_batches": 1,
-                "batch_size": 8,
-                "dtype": torch.float64,
-            }
-            | settings
-        )
-    )
-    return GrowthEnv([task], environments, config, Precision("cpu"), CPU)
+    config = {"seed": 5, "group_size": 4, "episode_length": LENGTH, "batch_size": 8, "dtype": F64}
+    return small_environments([task], environments, **(config | settings))
 
 
 # --- gardeners: actors that grow given seeds --------------------------------------------------
@@ -112,20 +96,25 @@ def garden() -> Episode:
     return grown(GARDEN, growth_env(8))
 
 
+def price_of(state: SeedState, n: int, *stages: Stage) -> float:
+    """Price of the seeds of environment ``n`` that are in one of the stages, by hand."""
+    added = sum(
+        seed_parameters(
+            BLUEPRINTS[state.blueprint[n, s]], channels, state.style[n, s] == Style.GATED_GATE
+        )
+        for s, channels in enumerate(CHANNELS)
+        if state.stage[n, s] in stages
+    )
+    return 0.05 * math.log(1.0 + added / HOST_PARAMETERS)
+
+
 def final_gain(episode: Episode, n: int) -> tuple[float, float]:
     """Final utility of environment ``n``, and the score of its twin, by hand."""
     ends = [step.report for step in episode.steps[-3:]]
     score = sum(report.committed.expected[n].item() for report in ends) / 3.0
     other = sum(report.twin_committed.expected[n].item() for report in ends) / 3.0
     last = episode.steps[-1].report.after
-    added = sum(
-        seed_parameters(
-            BLUEPRINTS[last.blueprint[n, s]], channels, last.style[n, s] == Style.GATED_GATE
-        )
-        for s, channels in enumerate(CHANNELS)
-        if last.stage[n, s] == Stage.FOSSILISED
-    )
-    return score - 0.05 * math.log(1.0 + added / HOST_PARAMETERS), other
+    return score - price_of(last, n, Stage.FOSSILISED), other
 
 
 # --- the garden meets the assumptions of the tests --------------------------------------------
@@ -174,15 +163,8 @@ def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> 
         before = 0.0
         for t in range(3, LENGTH - 1):
             after = garden.steps[t].report.after
-            added = sum(
-                seed_parameters(
-                    BLUEPRINTS[after.blueprint[n, s]], c, after.style[n, s] == Style.GATED_GATE
-                )
-                for s, c in enumerate(CHANNELS)
-                if after.stage[n, s] in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
-            )
             recent = slice(t - 2, t + 1)
-            price = 0.05 * math.log(1.0 + added / HOST_PARAMETERS)
+            price = price_of(after, n, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
             gain = (expected[recent, n] - twins[recent, n]).mean().item() - price
             if t > 3:
                 found = garden.rewards[t, n].item()
@@ -404,18 +386,6 @@ def test_masks_allow_what_the_lifecycle_allows(garden) -> None:
 # --- one tensor program -----------------------------------------------------------------------
 
 
-class Counter(TorchDispatchMode):
-    """Counts dispatched operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
 def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "torch") -> list[int]:
     """Operations of each step while ``gardeners`` grow the same seed in lockstep."""
     env = growth_env(count, dtype=torch.float32, episode_length=11, backend=backend)
@@ -426,9 +396,9 @@ def dispatched(count: int, gardeners: range, steps: int = 11, backend: str = "to
         actions = wished_actions(wishes, env.environments, observation, t)
         if rows and actions[rows, 0].unique().numel() > 1:  # not every seed is ready
             actions[rows] = canonical_action(op=Op.WAIT)
-        with Counter() as counter:
+        with OperationCounter() as counter:
             step = env.step(actions)
-        counts.append(counter.count)
+        counts.append(counter.dispatched)
         observation = step.observation
     if rows and steps == 11:
         assert step.report.after.stage[rows, 1].unique().tolist() == [Stage.FOSSILISED]

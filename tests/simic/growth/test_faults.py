@@ -35,12 +35,12 @@ from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import Shard
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.simic.training.vectorized import run_training
 from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.backends import torch as backend
 from esper.tolaria.governor import Reason
-from esper.tolaria.precision import Precision
+from small_runs import SMALL
 from support import (
     CPU,
     F64,
@@ -49,6 +49,7 @@ from support import (
     assert_identical,
     naive_environments,
     row_of,
+    small_environments,
     small_host,
     small_task,
 )
@@ -112,23 +113,9 @@ class Trace:
 
 
 def growth(dtype: torch.dtype, **settings) -> GrowthEnv:
-    config = {
-        "seed": 2,
-        "group_size": COUNT // GROUPS,
-        "episode_length": LENGTH,
-        "max_batches": 2,
-        "batch_size": 6,
-        "rollback_penalty": PENALTY,
-        "dtype": dtype,
-        "backend": "torch",
-    }
-    return GrowthEnv(
-        [small_task(HOST)],
-        torch.arange(COUNT),
-        GrowthConfig(**config | settings),
-        Precision("cpu"),
-        CPU,
-    )
+    config = {"seed": 2, "group_size": COUNT // GROUPS, "episode_length": LENGTH, "max_batches": 2}
+    config |= {"rollback_penalty": PENALTY, "dtype": dtype, "backend": "torch"}
+    return small_environments([small_task(HOST)], COUNT, **(config | settings))
 
 
 def play(env: GrowthEnv, wishes: dict[int, list[Wish]] = WISHES) -> Trace:
@@ -565,21 +552,9 @@ def test_a_run_with_a_fault_continues_and_reports_it(tmp_path: Path, monkeypatch
         return loss
 
     monkeypatch.setattr(backend, "cross_entropy", poisoned)
-    settings = {
-        "task": "digits",
-        "envs": 4,
-        "group_size": 2,
-        "rounds": 2,
-        "episode_length": length,
-        "max_batches": minibatches,
-        "batch_size": 8,
-        "lstm_hidden": 16,
-        "threads": 1,
-        "backend": "torch",
-        "telemetry_dir": str(tmp_path),
-        "telemetry_level": level,
-    }
-    summary = run_training(unflatten(settings), "ppo")
+    settings = {"task": "digits", "rounds": 2, "episode_length": length, "backend": "torch"}
+    settings |= {"max_batches": minibatches, "telemetry_level": level}
+    summary = run_training(unflatten(SMALL | settings | {"telemetry_dir": str(tmp_path)}), "ppo")
     assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", 0, 2)
     (event,) = read_events(summary.path, GovernorRollback)
     assert (event.round, event.step) == (1, when)

@@ -13,13 +13,11 @@ from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.estimates import GroupedEstimator
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig
 from esper.simic.impala.estimator import VTraceEstimator
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation
-from esper.tolaria.precision import Precision
+from support import small_environments
 from synthetic import CPU
 
 SIZE = 3
@@ -28,11 +26,8 @@ COUNT = 6
 
 @pytest.fixture(scope="module")
 def rollout() -> Rollout[Observation]:
-    config = GrowthConfig(
-        seed=3, group_size=SIZE, episode_length=5, max_batches=1, batch_size=8, threads=1
-    )
-    tasks = [find("digits_shift")]
-    env = GrowthEnv(tasks, torch.arange(COUNT), config, Precision("cpu"), CPU)
+    settings = {"seed": 3, "group_size": SIZE, "episode_length": 5, "batch_size": 8, "threads": 1}
+    env = small_environments([find("digits_shift")], COUNT, **settings)
     return collect(env, agent(True), 0)
 
 

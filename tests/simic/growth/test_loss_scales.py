@@ -11,11 +11,11 @@ from esper.runtime.tasks import Task
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import TWIN_STREAM
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.loss_scales import START
 from esper.tolaria.precision import Precision
-from support import CPU, small_host, small_mlp, small_task
+from support import small_environments, small_host, small_mlp, small_task
 
 ENVS, GROUP_SIZE, LENGTH = 12, 2, 4
 TWINS = ENVS // GROUP_SIZE
@@ -27,11 +27,10 @@ F16 = torch.float16
 def growth(
     tasks: list[Task] = TASKS, dtype: torch.dtype | None = F16, envs: int = ENVS, threads: int = 1
 ) -> GrowthEnv:
-    config = GrowthConfig(
-        seed=7, group_size=GROUP_SIZE, episode_length=LENGTH, max_batches=1, batch_size=6,
-        backend="torch", threads=threads,
-    )  # fmt: skip
-    return GrowthEnv(tasks, torch.arange(envs), config, Precision("cpu", dtype), CPU)
+    settings = {"seed": 7, "episode_length": LENGTH, "backend": "torch", "threads": threads}
+    return small_environments(
+        tasks, envs, Precision("cpu", dtype), group_size=GROUP_SIZE, **settings
+    )
 
 
 def play(env: GrowthEnv, episode: int) -> Tensor:

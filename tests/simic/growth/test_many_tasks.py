@@ -21,14 +21,13 @@ from esper.runtime.tasks import Drift, Task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
-from esper.tolaria.precision import Precision
 from oracles.naive import CONV_BRANCHES, MLP_BRANCHES
-from support import CPU, F64, small_host, small_mlp, small_task
+from support import CPU, F64, small_environments, small_host, small_mlp, small_task
 from synthetic import canonical_action, random_observation
 
 LENGTH, GROUP_SIZE, WIDEST = 12, 2, 4
@@ -73,20 +72,9 @@ COUNT = GROUP_SIZE * 2 * len(TASKS)
 def growth(
     tasks: list[Task] = TASKS, environments: list[int] | Tensor | int = COUNT, **settings
 ) -> GrowthEnv:
-    if isinstance(environments, int):
-        environments = list(range(environments))
-    config = {
-        "seed": 7,
-        "group_size": GROUP_SIZE,
-        "episode_length": LENGTH,
-        "max_batches": 1,
-        "batch_size": 6,
-        "one_at_a_time": False,
-        "dtype": F64,
-        "backend": "torch",
-    }
-    identities = torch.as_tensor(environments)
-    return GrowthEnv(tasks, identities, GrowthConfig(**config | settings), Precision("cpu"), CPU)
+    config = {"seed": 7, "group_size": GROUP_SIZE, "episode_length": LENGTH, "dtype": F64}
+    config |= {"one_at_a_time": False, "backend": "torch"} | settings
+    return small_environments(tasks, environments, **config)
 
 
 def gardener() -> PPOAgent:

@@ -12,17 +12,14 @@ import torch
 
 from esper.runtime.tasks import find
 from esper.simic.growth.collect import collect
-from esper.simic.growth.environment import GrowthEnv
-from esper.simic.growth.step import GrowthConfig, Step
+from esper.simic.growth.step import Step
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine
-from esper.tolaria.precision import Precision
 from esper_lab.play import play
 from small_runs import SMALL
-from support import needs_native
-from synthetic import CPU
+from support import needs_native, small_environments
 from tiny_population import growing, hosts
 
 LENGTH = 14
@@ -61,17 +58,9 @@ def test_every_episode_measures_it_once_after_the_last_step(
         replace(find(name), episode_length=LENGTH, max_batches=1, batch_size=8)
         for name in ("digits_shift", "digits_mlp")
     ]
-    config = GrowthConfig(
-        seed=1,
-        group_size=2,
-        episode_length=LENGTH,
-        max_batches=1,
-        batch_size=8,
-        one_at_a_time=False,
-        backend=backend,
-    )
+    config = {"seed": 1, "episode_length": LENGTH, "batch_size": 8, "backend": backend}
     assigned = torch.tensor([0, 0, 1, 1])
-    env = GrowthEnv(tasks, torch.arange(4), config, Precision("cpu"), CPU, assigned=assigned)
+    env = small_environments(tasks, 4, assigned=assigned, one_at_a_time=False, **config)
     for episode in range(2):
         slots = [task.host.slots for task in tasks]
         plans = [Schedule.everything(2, own) for own in slots]

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEADS, Op
-from esper.tamiyo.policy.factored_lstm import FactoredLSTM, RecurrentState
+from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import EpisodeNoise, action_noise
 from synthetic import (
+    acted,
     canonical_action,
     changed,
     everything_legal,
@@ -23,7 +24,8 @@ from synthetic import (
 )
 
 WIDTH = 16
-MAX_SLOTS = 10
+WIDEST = len(HEADS) + 10
+"""Random numbers of a head, for ten slots."""
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def policy() -> FactoredLSTM:
 
 def noise(environments: int, seed: int) -> Tensor:
     streams = torch.arange(environments)
-    return action_noise(seed, streams, episode=0, step=0, widest=len(HEADS) + MAX_SLOTS)
+    return action_noise(seed, streams, episode=0, step=0, widest=WIDEST)
 
 
 def log_probs(policy: FactoredLSTM, observation: Observation, actions: Tensor) -> Tensor:
@@ -76,18 +78,6 @@ def every_action(observation: Observation) -> Tensor:
     return torch.stack(actions)
 
 
-def acted(policy: FactoredLSTM, sequence: Observation, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Actions, log-probs and values from acting step by step on ``sequence [T, N]``."""
-    steps, environments = sequence.host.shape[:2]
-    hidden: RecurrentState = policy.initial_hidden(environments)
-    taken = []
-    for t in range(steps):
-        *said, hidden = policy.act(picked(sequence, t), hidden, noise(environments, seed + t))
-        taken.append(said)
-    actions, log_prob, value = (torch.stack(part) for part in zip(*taken, strict=True))
-    return actions, log_prob, value
-
-
 # --- shared weights -----------------------------------------------------------------------
 
 
@@ -97,7 +87,7 @@ def test_one_state_dict_acts_on_two_three_and_ten_slots(policy) -> None:
         other = FactoredLSTM(lstm_hidden=WIDTH)
         other.load_state_dict(weights)
         seen = random_observation((4, 300), slots, seed=slots)
-        actions, log_prob, value = acted(other, seen, seed=1)
+        actions, log_prob, value = acted(other, seen, WIDEST, seed=1)
         assert bool(log_prob.isfinite().all())
         assert bool(value.isfinite().all())
         assert_legal(seen, actions)
@@ -175,7 +165,7 @@ def test_head_entropies_match_their_distributions(policy) -> None:
 def test_acting_step_by_step_matches_evaluating_the_sequence(policy) -> None:
     for slots in (2, 5):
         seen = random_observation((20, 30), slots, seed=4)
-        actions, log_prob, value = acted(policy, seen, seed=5)
+        actions, log_prob, value = acted(policy, seen, WIDEST, seed=5)
         said = policy.evaluate_actions(seen, actions, policy.initial_hidden(30))
         torch.testing.assert_close(said.log_prob, log_prob, rtol=0.0, atol=1e-5)
         torch.testing.assert_close(said.value, value, rtol=0.0, atol=1e-5)
@@ -249,8 +239,8 @@ def test_noise_differs_by_seed_environment_episode_step_and_purpose() -> None:
 def test_critic_features_change_only_the_value(policy) -> None:
     seen = random_observation((6, 8), 3, seed=10)
     other = changed(seen, critic=seen.critic + 1.0)
-    actions, log_prob, value = acted(policy, seen, seed=11)
-    actions_2, log_prob_2, value_2 = acted(policy, other, seed=11)
+    actions, log_prob, value = acted(policy, seen, WIDEST, seed=11)
+    actions_2, log_prob_2, value_2 = acted(policy, other, WIDEST, seed=11)
     assert torch.equal(actions, actions_2)
     assert torch.equal(log_prob, log_prob_2)
     assert bool((value != value_2).all())

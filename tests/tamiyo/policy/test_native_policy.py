@@ -17,7 +17,7 @@ from esper.tamiyo.policy.factored_lstm import Evaluation, FactoredLSTM, Recurren
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import action_noise
 from support import needs_native
-from synthetic import canonical_action, changed, everything_legal, picked, random_observation
+from synthetic import acted, canonical_action, changed, everything_legal, picked, random_observation
 
 pytestmark = needs_native
 
@@ -175,12 +175,7 @@ def test_acting_step_by_step_is_bitwise_equal_to_evaluating() -> None:
     """So that the importance ratio of the first minibatch is exactly 1."""
     seen, _, _ = scene((9, 21, 3, 24), torch.float32)
     policy = moved_policy(24, torch.float32)
-    hidden, taken = policy.initial_hidden(21), []
-    for t in range(9):
-        noise = action_noise(5, torch.arange(21), 0, t, 13)
-        *said, hidden = policy.act(picked(seen, t), hidden, noise)
-        taken.append(said)
-    actions, log_prob, value = (torch.stack(part) for part in zip(*taken, strict=True))
+    actions, log_prob, value = acted(policy, seen, 13, seed=5)
     said = policy.evaluate_actions(seen, actions, policy.initial_hidden(21))
     assert torch.equal(said.log_prob, log_prob)
     assert torch.equal(said.value, value)
