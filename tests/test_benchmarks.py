@@ -27,7 +27,7 @@ SCRIPTS = sorted(
 
 
 @pytest.fixture
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_path(monkeypatch) -> None:
     """As where a script of either folder is started."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     for folder in ("scripts", "benchmarks"):
@@ -36,9 +36,7 @@ def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_path", "scratch_register")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_can_be_imported_and_explains_itself(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_can_be_imported_and_explains_itself(path: Path, monkeypatch, capsys) -> None:
     if path.name == "gym_speed.py":
         pytest.importorskip("sb3_contrib")
     module = importlib.import_module(path.stem)
@@ -51,9 +49,7 @@ def test_a_script_can_be_imported_and_explains_itself(
 
 
 @pytest.mark.usefixtures("on_path")
-def test_a_page_is_written_with_its_command_and_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_written_with_its_command_and_its_figures(tmp_path: Path, monkeypatch) -> None:
     import reporting
     from runs import Mean
 
@@ -124,7 +120,7 @@ def test_text_is_scored_on_test_with_student_intervals_and_validation_beside() -
 
 
 @pytest.mark.usefixtures("on_path")
-def test_a_text_plan_is_scored_on_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_plan_is_scored_on_both_splits(monkeypatch) -> None:
     import text
 
     task = replace(find("text_bytes"), episode_length=16, max_batches=1, batch_size=2)

@@ -143,7 +143,7 @@ def test_every_command_has_its_grammar_here() -> None:
 
 
 @by_page
-def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_parse(page: Path, monkeypatch) -> None:
     for command in commands(page):
         program, *words = words_of(command)
         if program == "make":

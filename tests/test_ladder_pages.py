@@ -24,7 +24,7 @@ RULES = (
 
 
 @pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def _on_path(monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
 
 

@@ -62,7 +62,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def plugin(tmp_path: Path, monkeypatch) -> Iterator[str]:
     """The file of the documented blueprint, with a task that accepts no other."""
     monkeypatch.chdir(tmp_path)
     section = EXTENDING.split("\n## A blueprint\n")[1]

@@ -75,7 +75,7 @@ def test_all_readers_show_the_gain_of_the_recorder(tmp_path, monkeypatch, capsys
 
 
 def test_a_run_without_test_scores_has_a_gain_on_validation_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     (old,) = esper.karn.query(
         OLD, "SELECT count(*) AS all, count(gain) AS gains, count(validation_gain) AS validation, "

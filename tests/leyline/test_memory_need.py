@@ -20,7 +20,7 @@ from esper.tolaria.memory import stored_bytes
 
 
 @pytest.fixture
-def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight(monkeypatch) -> None:
     """A machine with 8 GiB."""
     monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
 

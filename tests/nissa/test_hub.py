@@ -166,7 +166,7 @@ class Failing(Kept):
 
 
 def test_a_sink_that_fails_while_stderr_cannot_be_written_does_not_stop_the_thread(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ) -> None:
     """Training waits for the thread, so its end would be that of training."""
 

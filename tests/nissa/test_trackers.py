@@ -104,8 +104,8 @@ def test_a_missing_metric_has_no_scalar() -> None:
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    capsys,
     name: str,
 ) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)

@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory) -> Path:
     """The file that bash sources."""
     path = tmp_path_factory.mktemp("completion") / "esper"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:

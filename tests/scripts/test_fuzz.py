@@ -121,9 +121,7 @@ def check_outcome(case: Case, outcome: Outcome, place: Path, before: dict[str, s
     return True
 
 
-def results(
-    cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[Outcome]:
+def results(cases: list[Case], where: Path, run: Path, monkeypatch) -> list[Outcome]:
     """Return the outcomes of all cases; fails with every case that violates a guarantee."""
     draw_report = after_training.write_report
 
@@ -174,7 +172,7 @@ def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """A complete run of one round."""
     place = tmp_path_factory.mktemp("before")
     outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
@@ -187,21 +185,17 @@ MANY = 3 * len(fuzzing.KINDS)
 """Number of cases: a third is right and a third wrong, and each setting must be both once."""
 
 
-def test_hundreds_of_command_lines(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hundreds_of_command_lines(tmp_path: Path, run: Path, monkeypatch) -> None:
     cases = fuzzing.commands(MANY, seed=20)
     assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
 
 
-def test_hundreds_of_settings_files(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hundreds_of_settings_files(tmp_path: Path, run: Path, monkeypatch) -> None:
     cases = fuzzing.configs(MANY, seed=21)
     assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
 
 
-def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch) -> None:
     cases = fuzzing.listings(40, seed=24)
     for case, outcome in zip(cases, results(cases, tmp_path, run, monkeypatch), strict=True):
         names = case.arguments[1 : case.arguments.index("--plugin")] if case.expected == 0 else ()
@@ -211,9 +205,7 @@ def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.Monkey
             assert all(f"\n  {entry}\n" in outcome.out for entry in entries), name
 
 
-def test_wrong_values_are_refused(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_values_are_refused(tmp_path: Path, run: Path, monkeypatch) -> None:
     """One in nine; together they cover every setting."""
     cases = fuzzing.every_wrong_value(seed=22)[::9]
     assert {case.field for case in cases} >= fuzzing.KINDS.keys()
@@ -221,15 +213,11 @@ def test_wrong_values_are_refused(
 
 
 @pytest.mark.slow
-def test_every_wrong_value_is_refused(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_wrong_value_is_refused(tmp_path: Path, run: Path, monkeypatch) -> None:
     results(fuzzing.every_wrong_value(seed=22), tmp_path, run, monkeypatch)
 
 
-def test_every_valid_value_works(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_valid_value_works(tmp_path: Path, run: Path, monkeypatch) -> None:
     results(fuzzing.every_named_value(seed=23), tmp_path, run, monkeypatch)
 
 
@@ -246,9 +234,7 @@ REAL = (
 )
 
 
-def test_another_process_gives_the_same_outcomes(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_process_gives_the_same_outcomes(tmp_path: Path, run: Path, monkeypatch) -> None:
     results(list(REAL), tmp_path, run, monkeypatch)
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))

@@ -53,7 +53,7 @@ FILES = {
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mine(tmp_path: Path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
@@ -61,7 +61,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_onnx(monkeypatch) -> None:
     """As if onnx were not installed: writing its file takes seconds."""
     found = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else found(name))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module(monkeypatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     import hot_path_race
 

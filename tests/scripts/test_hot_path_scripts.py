@@ -29,7 +29,7 @@ KEYS = {
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess]:
+def run(monkeypatch) -> Callable[..., subprocess.CompletedProcess]:
     """Return a function that calls a script with arguments as a process would."""
     for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
         monkeypatch.syspath_prepend(folder)

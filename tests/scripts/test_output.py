@@ -59,7 +59,7 @@ def test_closed_streams_are_not_given_to_files() -> None:
 
 
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch):
+def pipe(monkeypatch):
     """An ``Output`` to a pipe, its reading end, and what it says on the other stream."""
     reader, writer = os.pipe()
     said: list[bytes] = []
@@ -115,7 +115,7 @@ def test_a_full_pipe_that_does_not_block_is_waited_for(pipe) -> None:
     os.close(reader)
 
 
-def test_a_notice_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_never_raises(monkeypatch) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -133,8 +133,8 @@ def test_a_notice_is_one_line_without_control_characters(capsys) -> None:
 @pytest.mark.parametrize(("code", "reported"), [(0, 1), (1, 1), (129, 0), (130, 0), (143, 0)])
 def test_a_signal_leaves_the_report_to_esper_report(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch,
+    capsys,
     code: int,
     reported: int,
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_signal_leaves_the_report_to_esper_report(
 
 
 def test_a_report_that_fails_does_not_look_like_a_failed_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     (tmp_path / "events.jsonl").touch()
 

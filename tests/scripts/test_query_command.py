@@ -25,7 +25,7 @@ def run(*arguments: str) -> int:
     return guarded(esper, ["query", *arguments])
 
 
-def test_a_table_distinguishes_missing_from_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_distinguishes_missing_from_nan(capsys) -> None:
     assert run(RUN, SQL) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ ")]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
@@ -53,7 +53,7 @@ def test_a_row_that_is_wider_than_the_terminal_is_a_record(capsys, monkeypatch) 
     assert "row 1" not in capsys.readouterr().out
 
 
-def test_csv_and_json_distinguish_missing_from_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_csv_and_json_distinguish_missing_from_nan(capsys) -> None:
     assert run(RUN, SQL, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert rows[1] == {"round": "5", "missing": "", "bad": "NaN", "list": "[1, 2]"}
@@ -96,7 +96,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_status_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+    capsys, arguments: list[str], says: str
 ) -> None:
     assert run(*arguments) == 2
     output = capsys.readouterr()
@@ -123,7 +123,7 @@ def test_an_interrupted_query_ends_as_any_interrupted_command(monkeypatch, capsy
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_help_lists_views_and_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_views_and_columns(capsys) -> None:
     assert run("--help") == 0
     out = capsys.readouterr().out
     for view in VIEWS:

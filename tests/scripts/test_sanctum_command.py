@@ -83,8 +83,8 @@ def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
     ],
 )
 def test_usage_errors_are_one_line(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch,
+    capsys,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert guarded(sanctum, arguments) == 2

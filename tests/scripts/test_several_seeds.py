@@ -41,13 +41,13 @@ def shown(table) -> str:
 
 
 @pytest.fixture(autouse=True)
-def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_reports(monkeypatch) -> None:
     """Drawing takes longer than such a run; those of ``group`` are drawn."""
     monkeypatch.setattr(after_training, "write_report", lambda runs, target: target)
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory):
+def group(tmp_path_factory):
     where = tmp_path_factory.mktemp("group")
     done = trained(where, ROUNDS, "--name", "both", "--seeds", "2")
     assert done.returncode == 0, done.stderr
@@ -123,7 +123,7 @@ def test_the_same_command_repeats_nothing_and_more_seeds_are_added(group) -> Non
 
 @pytest.mark.parametrize("policy", ["ppo", "rule"])
 def test_a_signal_ends_all_seeds_and_the_same_command_resumes(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, tmp_path: Path, monkeypatch
 ) -> None:
     words = ("--rounds=3", "--name=cut", "--seeds=3", "--checkpoint-every=1")
     words = words[:3] if policy == "rule" else words

@@ -116,7 +116,7 @@ def test_with_a_lag_ray_actors_are_behind_by_at_most_that(on_ray: Any, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ray_starts_a_killed_actor_again_and_nothing_is_lost(
-    on_ray: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, kind: str, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     alone = run(tmp_path / "alone", **KINDS[kind])
     give, killed = RemoteActors._dispatch, []
@@ -140,7 +140,7 @@ def test_ray_starts_a_killed_actor_again_and_nothing_is_lost(
 
 @pytest.mark.slow
 def test_a_ray_actor_that_always_dies_ends_the_run(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     """The plugin ends its process in the second episode of a task, every time."""
     plugin = tmp_path / "deadly.py"
@@ -166,7 +166,7 @@ def test_a_ray_actor_that_always_dies_ends_the_run(
 
 @pytest.mark.slow
 def test_a_lost_head_of_ray_ends_the_run_with_a_checkpoint(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     class Round:
         started = stepped = staticmethod(lambda *any: None)
@@ -188,7 +188,7 @@ def test_a_lost_head_of_ray_ends_the_run_with_a_checkpoint(
 
 @pytest.mark.slow
 def test_a_head_of_ray_that_is_lost_at_the_start_is_one_line(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     monkeypatch.setattr(sys.modules[RemoteActors.__module__], "START_SECONDS", 0.0)
     monkeypatch.setattr(cluster_module, "HEAD_SECONDS", 0.0)
@@ -221,7 +221,7 @@ def test_a_mistake_that_a_ray_actor_meets_is_one_line(on_ray: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_more_ray_actors_than_cpus_are_refused_in_time(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     module = sys.modules[RemoteActors.__module__]
     monkeypatch.setattr(module, "START_SECONDS", 3.0)
@@ -234,7 +234,7 @@ def test_more_ray_actors_than_cpus_are_refused_in_time(
 
 @pytest.mark.parametrize("found", [None, ModuleType("ray")])
 def test_without_ray_the_command_says_how_to_install_it(
-    found: ModuleType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    found: ModuleType | None, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """A folder with its name is a module too, without a file."""
     monkeypatch.setitem(sys.modules, "ray", found)

@@ -55,7 +55,7 @@ def run(tmp_path: Path) -> Path:
     return saved(tmp_path / "run", 2)
 
 
-def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def assert_passed_over(run: Path, capsys) -> None:
     """The checkpoint of round 2 is skipped, that of round 1 is used, and one line reports it."""
     found = load_latest(run)
     assert (found.round, found.events_bytes) == (1, 10)
@@ -66,7 +66,7 @@ def assert_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(line) < 400
 
 
-def test_what_was_saved_is_loaded(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_saved_is_loaded(run: Path, capsys) -> None:
     found = load_latest(run)
     assert (found.round, found.events_bytes, found.blueprints) == (2, 20, BLUEPRINTS)
     assert_same(found.parts, parts(2))
@@ -99,9 +99,7 @@ def cut(path: Path, length: int) -> Callable[[], object]:
 
 
 @pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_flipped_bit_is_detected(
-    run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_flipped_bit_is_detected(run: Path, exhaustive: bool, capsys) -> None:
     newest = run / "checkpoints" / "000002"
     bits = {name: 8 * (newest / name).stat().st_size for name in FILES}
     # Every ninth bit covers all positions within a byte; testing all would take minutes.
@@ -114,9 +112,7 @@ def test_every_flipped_bit_is_detected(
 
 
 @pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_truncation_is_detected(
-    run: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_truncation_is_detected(run: Path, exhaustive: bool, capsys) -> None:
     newest = run / "checkpoints" / "000002"
     lengths = {name: (newest / name).stat().st_size for name in FILES}
     places = [(name, length) for name in FILES for length in range(lengths[name])]
@@ -129,9 +125,7 @@ def test_every_truncation_is_detected(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_with_bytes_appended_is_detected(
-    run: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_with_bytes_appended_is_detected(run: Path, name: str, capsys) -> None:
     with (run / "checkpoints" / "000002" / name).open("ab") as file:
         file.write(b"\n")
     assert_passed_over(run, capsys)
@@ -139,9 +133,7 @@ def test_a_file_with_bytes_appended_is_detected(
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("instead", ["nothing", "a directory"])
-def test_a_missing_file_is_detected(
-    run: Path, name: str, instead: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_is_detected(run: Path, name: str, instead: str, capsys) -> None:
     path = run / "checkpoints" / "000002" / name
     path.unlink()
     if instead == "a directory":
@@ -149,17 +141,13 @@ def test_a_missing_file_is_detected(
     assert_passed_over(run, capsys)
 
 
-def test_an_empty_directory_is_not_a_checkpoint(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_directory_is_not_a_checkpoint(run: Path, capsys) -> None:
     for path in (run / "checkpoints" / "000002").iterdir():
         path.unlink()
     assert_passed_over(run, capsys)
 
 
-def test_a_checkpoint_copied_to_another_round_is_detected(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_copied_to_another_round_is_detected(run: Path, capsys) -> None:
     newest = run / "checkpoints" / "000002"
     shutil.rmtree(newest)
     shutil.copytree(run / "checkpoints" / "000001", newest)
@@ -204,7 +192,7 @@ class Malicious:
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_a_malicious_pickle_is_refused_and_not_executed(
-    run: Path, tmp_path: Path, legacy: bool, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, legacy: bool, capsys
 ) -> None:
     path, target = run / "checkpoints" / "000002" / "policy.pt", tmp_path / "executed"
     torch.save({"weight": Malicious(target)}, path, _use_new_zipfile_serialization=not legacy)
@@ -218,16 +206,14 @@ def test_a_malicious_pickle_is_refused_and_not_executed(
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02].", b"\0" * 4096])
-def test_a_part_without_tensors_is_refused(
-    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_without_tensors_is_refused(run: Path, content: bytes, capsys) -> None:
     (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
     forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
     assert_passed_over(run, capsys)
 
 
-def test_a_part_that_is_a_list_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_is_a_list_is_refused(run: Path, capsys) -> None:
     path = run / "checkpoints" / "000002" / "policy.pt"
     torch.save([torch.zeros(2)], path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -248,9 +234,7 @@ WRONG: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize(
     ("field", "value"), [(f, v) for f, values in WRONG.items() for v in values]
 )
-def test_a_forged_manifest_is_refused(
-    run: Path, field: str, value: object, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_forged_manifest_is_refused(run: Path, field: str, value: object, capsys) -> None:
     forge(run, lambda fields: fields.update({field: value}))
     assert_passed_over(run, capsys)
 
@@ -263,25 +247,19 @@ def test_a_file_may_claim_any_size(run: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("field", WRONG)
-def test_a_manifest_without_a_field_is_refused(
-    run: Path, field: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_without_a_field_is_refused(run: Path, field: str, capsys) -> None:
     forge(run, lambda fields: fields.pop(field))
     assert_passed_over(run, capsys)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_manifest_that_names_other_files_is_refused(
-    run: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_that_names_other_files_is_refused(run: Path, name: str, capsys) -> None:
     digest = hashlib.sha256((run / "checkpoints/000001/policy.pt").read_bytes()).hexdigest()
     forge(run, lambda fields: fields["sha256"].update({name: digest}))
     assert_passed_over(run, capsys)
 
 
-def test_an_unknown_field_is_refused_in_one_line(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_field_is_refused_in_one_line(run: Path, capsys) -> None:
     forge(run, lambda fields: fields.update({"\n" * 1000: 1}))
     assert_passed_over(run, capsys)
 
@@ -304,9 +282,7 @@ def test_an_unknown_field_is_refused_in_one_line(
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_the_manifest_may_contain_any_text(
-    run: Path, text: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_manifest_may_contain_any_text(run: Path, text: bytes, capsys) -> None:
     (run / "checkpoints" / "000002" / "manifest.json").write_bytes(text)
     assert_passed_over(run, capsys)
 
@@ -331,7 +307,7 @@ def test_only_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_corrupt_checkpoints_do_not_replace_an_intact_one(
-    tmp_path: Path, keep: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, keep: int, capsys
 ) -> None:
     """Rounds 4 and 5 are corrupt, so the run resumes from round 2 and saves round 3 next."""
     run = saved(tmp_path / "run", 5)
@@ -371,7 +347,7 @@ def full(*_: object, **__: object) -> None:
 )
 @pytest.mark.parametrize("keep", [1, 3])
 def test_a_failed_save_keeps_earlier_checkpoints(
-    run: Path, where: str, keep: int, monkeypatch: pytest.MonkeyPatch
+    run: Path, where: str, keep: int, monkeypatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(where, full)
@@ -383,9 +359,7 @@ def test_a_failed_save_keeps_earlier_checkpoints(
     assert load_latest(run).round == 3
 
 
-def test_a_disk_that_corrupts_a_write_is_detected(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_corrupts_a_write_is_detected(run: Path, monkeypatch) -> None:
     """The read-back finds the damage before earlier checkpoints are removed."""
     original = checkpoint.write_synced
 
@@ -437,7 +411,7 @@ def test_a_pickle_that_allocates_is_refused_before_it_is_read(run, capsys, monke
     assert len(content.getvalue()) not in loaded
 
 
-def sizes_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sizes_loaded(monkeypatch) -> list[int]:
     """The sizes of all files that torch is given from now on."""
     sizes: list[int] = []
     load = torch.load
@@ -452,7 +426,7 @@ def sizes_loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("what", ["pipe", "device", "larger"])
 def test_only_regular_files_of_the_size_in_the_manifest_are_read(
-    run: Path, what: str, capsys: pytest.CaptureFixture[str]
+    run: Path, what: str, capsys
 ) -> None:
     path = run / "checkpoints" / "000002" / "policy.pt"
     content = path.read_bytes()

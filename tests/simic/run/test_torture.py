@@ -74,7 +74,7 @@ class Chain:
             return Training(flags(**TINY, rounds=self.reference.rounds, **place), log)
         return Training(flags(resume=self.run, rounds=self.reference.rounds), log)
 
-    def check(self, training: Training, capsys: pytest.CaptureFixture[str]) -> int:
+    def check(self, training: Training, capsys) -> int:
         """No announced round is lost, and the checkpoint is right. Returns its round."""
         announced = rounds_announced(training.printed())
         if self.run is None:
@@ -129,7 +129,7 @@ class Chain:
     [(4, 2, 6), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
 )
 def test_a_repeatedly_killed_run_loses_nothing(
-    tmp_path: Path, kills: int, inside: int, rounds: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kills: int, inside: int, rounds: int, capsys
 ) -> None:
     reference = Uninterrupted(tmp_path / "reference", rounds)
     generator = random.Random(11)
@@ -165,7 +165,7 @@ def run_in(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+def straight(tmp_path_factory) -> Uninterrupted:
     return Uninterrupted(tmp_path_factory.mktemp("straight") / "runs", 4)
 
 
