@@ -82,75 +82,72 @@ def sample(bits: dict[str, int], count: int) -> list[tuple[str, int]]:
     return [(FILES[i % 3], draw.randrange(bits[FILES[i % 3]])) for i in range(count)]
 
 
-def flip(path: Path, bit: int) -> Callable[[], object]:
-    """Flip a bit of a file; returns a function that flips it back."""
-    content = path.read_bytes()
+def flipped(content: bytes, bit: int) -> bytes:
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(changed)
-    return lambda: path.write_bytes(content)
+    return bytes(changed)
 
 
-def cut(path: Path, length: int) -> Callable[[], object]:
-    """Truncate a file to ``length`` bytes; returns a function that restores it."""
-    content = path.read_bytes()
-    path.write_bytes(content[:length])
-    return lambda: path.write_bytes(content)
+def truncated(content: bytes, length: int) -> bytes:
+    return content[:length]
 
 
 @pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_flipped_bit_is_detected(run: Path, exhaustive: bool, capsys) -> None:
-    newest = run / "checkpoints" / "000002"
-    bits = {name: 8 * (newest / name).stat().st_size for name in FILES}
+@pytest.mark.parametrize(
+    ("damaged", "units", "stride", "count"),
     # Every ninth bit covers all positions within a byte; testing all would take minutes.
-    places = [(name, bit) for name in FILES for bit in range(0, bits[name], 9)]
-    for name, bit in places if exhaustive else sample(bits, 102):
-        mend = flip(newest / name, bit)
-        assert_passed_over(run, capsys)
-        mend()
-    assert load_latest(run).round == 2
-
-
-@pytest.mark.parametrize("exhaustive", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_every_truncation_is_detected(run: Path, exhaustive: bool, capsys) -> None:
+    [(flipped, 8, 9, 96), (truncated, 1, 1, 48)],
+    ids=["flipped bit", "truncation"],
+)
+def test_every_flipped_bit_and_truncation_is_detected(
+    run: Path, damaged, units: int, stride: int, count: int, exhaustive: bool, capsys
+) -> None:
     newest = run / "checkpoints" / "000002"
-    lengths = {name: (newest / name).stat().st_size for name in FILES}
-    places = [(name, length) for name in FILES for length in range(lengths[name])]
-    ends = [(name, length) for name in FILES for length in (0, lengths[name] - 1)]
-    for name, length in places if exhaustive else ends + sample(lengths, 48):
-        mend = cut(newest / name, length)
+    sizes = {name: units * (newest / name).stat().st_size for name in FILES}
+    every = [(name, place) for name in FILES for place in range(0, sizes[name], stride)]
+    ends = [(name, place) for name in FILES for place in (0, sizes[name] - 1)]
+    for name, place in every if exhaustive else ends + sample(sizes, count):
+        content = (newest / name).read_bytes()
+        (newest / name).write_bytes(damaged(content, place))
         assert_passed_over(run, capsys)
-        mend()
+        (newest / name).write_bytes(content)
     assert load_latest(run).round == 2
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_with_bytes_appended_is_detected(run: Path, name: str, capsys) -> None:
-    with (run / "checkpoints" / "000002" / name).open("ab") as file:
-        file.write(b"\n")
-    assert_passed_over(run, capsys)
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("instead", ["nothing", "a directory"])
-def test_a_missing_file_is_detected(run: Path, name: str, instead: str, capsys) -> None:
-    path = run / "checkpoints" / "000002" / name
+def removed(path: Path) -> Path:
     path.unlink()
-    if instead == "a directory":
-        path.mkdir()
-    assert_passed_over(run, capsys)
+    return path
 
 
-def test_an_empty_directory_is_not_a_checkpoint(run: Path, capsys) -> None:
-    for path in (run / "checkpoints" / "000002").iterdir():
-        path.unlink()
-    assert_passed_over(run, capsys)
-
-
-def test_a_checkpoint_copied_to_another_round_is_detected(run: Path, capsys) -> None:
-    newest = run / "checkpoints" / "000002"
+def of_another_round(newest: Path) -> None:
     shutil.rmtree(newest)
-    shutil.copytree(run / "checkpoints" / "000001", newest)
+    shutil.copytree(newest.with_name("000001"), newest)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no file at all": lambda newest: [path.unlink() for path in newest.iterdir()],
+    "the checkpoint of another round": of_another_round,
+    "a pipe": lambda newest: os.mkfifo(removed(newest / "policy.pt")),
+    "a device": lambda newest: removed(newest / "policy.pt").symlink_to("/dev/zero"),
+    "a manifest of a gigabyte": lambda newest: os.truncate(newest / "manifest.json", 2**30),
+}
+DAMAGE_OF_A_FILE: dict[str, Callable[[Path], object]] = {
+    "missing": removed,
+    "a directory": lambda path: removed(path).mkdir(),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_detected(run: Path, kind: str, capsys) -> None:
+    DAMAGE[kind](run / "checkpoints" / "000002")
+    assert_passed_over(run, capsys)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", DAMAGE_OF_A_FILE)
+def test_a_damaged_file_is_detected(run: Path, name: str, kind: str, capsys) -> None:
+    DAMAGE_OF_A_FILE[kind](run / "checkpoints" / "000002" / name)
     assert_passed_over(run, capsys)
 
 
@@ -175,6 +172,23 @@ def forge(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(fields | {"manifest_sha256": seal}, indent=2) + "\n")
 
 
+def replaced(run: Path, content: bytes) -> None:
+    """Put another file in the place of a part of round 2, with the right checksum."""
+    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+
+    def change(fields: dict[str, Any]) -> None:
+        fields["sha256"]["policy.pt"], fields["bytes"]["policy.pt"] = digest, len(content)
+
+    forge(run, change)
+
+
+def saved_as_bytes(content: object, **settings: bool) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **settings)
+    return file.getvalue()
+
+
 def test_a_forged_manifest_with_valid_fields_is_accepted(run: Path) -> None:
     forge(run, lambda fields: fields.update(events_bytes=21))
     assert load_latest(run).events_bytes == 21
@@ -194,30 +208,24 @@ class Malicious:
 def test_a_malicious_pickle_is_refused_and_not_executed(
     run: Path, tmp_path: Path, legacy: bool, capsys
 ) -> None:
-    path, target = run / "checkpoints" / "000002" / "policy.pt", tmp_path / "executed"
-    torch.save({"weight": Malicious(target)}, path, _use_new_zipfile_serialization=not legacy)
-    torch.load(path, weights_only=False)
+    target = tmp_path / "executed"
+    weight = {"weight": Malicious(target)}
+    content = saved_as_bytes(weight, _use_new_zipfile_serialization=not legacy)
+    torch.load(io.BytesIO(content), weights_only=False)
     assert target.is_dir(), "the pickle would be executed"
     target.rmdir()
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
+    replaced(run, content)
     assert_passed_over(run, capsys)
     assert not target.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02].", b"\0" * 4096])
-def test_a_part_without_tensors_is_refused(run: Path, content: bytes, capsys) -> None:
-    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
-    assert_passed_over(run, capsys)
-
-
-def test_a_part_that_is_a_list_is_refused(run: Path, capsys) -> None:
-    path = run / "checkpoints" / "000002" / "policy.pt"
-    torch.save([torch.zeros(2)], path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    forge(run, lambda fields: fields["sha256"].update({"policy.pt": digest}))
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04", b"\x80\x02].", b"\0" * 4096, saved_as_bytes([torch.zeros(2)])],
+    ids=["empty", "begun", "a pickle", "zeros", "a list"],
+)
+def test_a_part_without_named_tensors_is_refused(run: Path, content: bytes, capsys) -> None:
+    replaced(run, content)
     assert_passed_over(run, capsys)
 
 
@@ -377,38 +385,41 @@ def test_a_disk_that_corrupts_a_write_is_detected(run: Path, monkeypatch) -> Non
 # --- files that would take more than they are -------------------------------------------------
 
 
-def replaced(run: Path, content: bytes) -> None:
-    """Put another file in the place of a part of round 2, with the right checksum."""
-    (run / "checkpoints" / "000002" / "policy.pt").write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-
-    def change(fields: dict[str, Any]) -> None:
-        fields["sha256"]["policy.pt"], fields["bytes"]["policy.pt"] = digest, len(content)
-
-    forge(run, change)
-
-
-def test_a_compressed_part_is_refused_before_it_is_read(run: Path, capsys, monkeypatch) -> None:
+def compressed() -> bytes:
     """A few kilobytes of an archive can stand for gigabytes."""
-    content = (run / "checkpoints" / "000002" / "policy.pt").read_bytes()
-    packed = io.BytesIO()
+    content, packed = saved_as_bytes(parts(2)["policy"]), io.BytesIO()
     with ZipFile(io.BytesIO(content)) as whole, ZipFile(packed, "w", ZIP_DEFLATED) as archive:
         for name in whole.namelist():
             archive.writestr(name, whole.read(name))
-    replaced(run, packed.getvalue())
-    loaded = sizes_loaded(monkeypatch)
-    assert_passed_over(run, capsys)
-    assert len(packed.getvalue()) not in loaded
+    return packed.getvalue()
 
 
-def test_a_pickle_that_allocates_is_refused_before_it_is_read(run, capsys, monkeypatch) -> None:
+def allocating() -> bytes:
     """Torch permits ``bytearray(n)`` in what it calls weights only."""
-    content = io.BytesIO()
-    torch.save({"weight": bytearray(8)}, content)
-    replaced(run, content.getvalue())
+    return saved_as_bytes({"weight": bytearray(8)})
+
+
+def overlapping() -> bytes:
+    """Entries that share their bytes take more memory than the file is large."""
+    doubled = io.BytesIO(saved_as_bytes({"weight": torch.zeros(10_000)}))
+    with ZipFile(doubled, "a") as archive:
+        for entry in list(archive.filelist):
+            again = copy.copy(entry)
+            again.filename = f"{entry.filename}_again"
+            archive.filelist.extend([again] * 3)
+        archive._didModify = True  # type: ignore[attr-defined]
+    return doubled.getvalue()
+
+
+@pytest.mark.parametrize("archive", [compressed, allocating, overlapping])
+def test_an_archive_that_takes_more_than_it_is_is_refused_before_it_is_read(
+    run: Path, archive: Callable[[], bytes], capsys, monkeypatch
+) -> None:
+    content = archive()
+    replaced(run, content)
     loaded = sizes_loaded(monkeypatch)
     assert_passed_over(run, capsys)
-    assert len(content.getvalue()) not in loaded
+    assert len(content) not in loaded
 
 
 def sizes_loaded(monkeypatch) -> list[int]:
@@ -422,28 +433,6 @@ def sizes_loaded(monkeypatch) -> list[int]:
 
     monkeypatch.setattr(torch, "load", noted)
     return sizes
-
-
-@pytest.mark.parametrize("what", ["pipe", "device", "larger"])
-def test_only_regular_files_of_the_size_in_the_manifest_are_read(
-    run: Path, what: str, capsys
-) -> None:
-    path = run / "checkpoints" / "000002" / "policy.pt"
-    content = path.read_bytes()
-    path.unlink()
-    if what == "pipe":
-        os.mkfifo(path)
-    elif what == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.write_bytes(content + b"\0")
-    assert_passed_over(run, capsys)
-
-
-def test_a_manifest_of_any_size_is_not_read(run: Path, capsys) -> None:
-    with (run / "checkpoints" / "000002" / "manifest.json").open("ab") as file:
-        file.truncate(2**30)
-    assert_passed_over(run, capsys)
 
 
 def test_a_file_is_not_read_beyond_the_size_in_the_manifest(run: Path, monkeypatch) -> None:
@@ -462,29 +451,10 @@ def test_a_file_is_not_read_beyond_the_size_in_the_manifest(run: Path, monkeypat
     assert limits["manifest.json"] < 2**30
 
 
-def test_an_archive_whose_entries_overlap_is_refused_before_it_is_read(
-    run: Path, capsys, monkeypatch
-) -> None:
-    """Entries that share their bytes take more memory than the file is large."""
-    doubled = io.BytesIO()
-    torch.save({"weight": torch.zeros(10_000)}, doubled)
-    with ZipFile(doubled, "a") as archive:
-        for entry in list(archive.filelist):
-            again = copy.copy(entry)
-            again.filename = f"{entry.filename}_again"
-            archive.filelist.extend([again] * 3)
-        archive._didModify = True  # type: ignore[attr-defined]
-    replaced(run, doubled.getvalue())
-    loaded = sizes_loaded(monkeypatch)
-    assert_passed_over(run, capsys)
-    assert len(doubled.getvalue()) not in loaded
-
-
 def test_torch_would_refuse_a_malicious_pickle_as_well(run: Path, capsys, monkeypatch) -> None:
     """Each of the two checks is enough without the other."""
-    content, target = io.BytesIO(), run.parent / "executed"
-    torch.save({"weight": Malicious(target)}, content)
-    replaced(run, content.getvalue())
+    target = run.parent / "executed"
+    replaced(run, saved_as_bytes({"weight": Malicious(target)}))
     monkeypatch.setattr(checkpoint, "_check_archive", lambda content: None)
     assert_passed_over(run, capsys)
     assert not target.exists()
