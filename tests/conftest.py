@@ -1,6 +1,7 @@
 """Settings of the whole suite. Its presence also puts this folder on the import path."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[str]:
     with virtual_device() as machine:
         yield "virtual"
     assert machine.faults == []
+
+
+@pytest.fixture
+def scripts_on_path(monkeypatch) -> None:
+    """As where a program in ``scripts`` or ``benchmarks`` is started."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for folder in ("scripts", "benchmarks"):
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / folder))
 
 
 @pytest.fixture

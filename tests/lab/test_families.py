@@ -1,6 +1,5 @@
 """Families: draws by number, their circumstances, and suites of training and held-out draws."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from esper_lab.families import (
     one_seed,
 )
 from esper_lab.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
-from small_runs import SMALL
+from small_runs import SMALL, events_of
 from support import needs_native
 
 DRAWS = [adaptation(number) for number in range(1200)]
@@ -271,26 +270,19 @@ def test_an_invalid_number_of_draws_is_refused(counts: dict):
 
 
 def test_a_run_on_a_family_tells_of_one_task(tmp_path: Path):
-    settings = SMALL | {
-        "task": "adaptation",
-        "rounds": 2,
-        "envs": 8,
-        "telemetry_dir": str(tmp_path),
-    }
-    summary = run_training(unflatten(settings), "ppo")
+    more = {"task": "adaptation", "rounds": 2, "envs": 8, "telemetry_dir": str(tmp_path)}
+    summary = run_training(unflatten(SMALL | more), "ppo")
     assert (summary.exit_code, len(summary.rounds)) == (0, 2)
-    (run,) = tmp_path.glob("*/events.jsonl")
-    events = [json.loads(line) for line in run.read_text().splitlines()]
-    started, *_ = (e for e in events if e["event_type"] == "TRAINING_STARTED")
+    (started,) = events_of(summary.path, "TRAINING_STARTED")
     assert (started["tasks"], started["host_parameters"]) == (["adaptation"], [1860])
     assert started["slots"] == [["r0c0", "r0c1", "r0c2"]]
     for kind in ("EPISODE_STARTED", "EPISODE_OUTCOME"):
-        assert [e["task"] for e in events if e["event_type"] == kind] == [["adaptation"] * 8] * 2
-    draws = [e["draw"] for e in events if e["event_type"] == "EPISODE_STARTED"]
+        assert [e["task"] for e in events_of(summary.path, kind)] == [["adaptation"] * 8] * 2
+    draws = [e["draw"] for e in events_of(summary.path, "EPISODE_STARTED")]
     assert all(name in SUITES["adaptation"] for episode in draws for name in episode)
     assert [len(set(episode)) for episode in draws] == [4, 4]  # groups of two
     assert draws[0] != draws[1]
-    assert inspect(run.parent).tasks == ["adaptation"]
+    assert inspect(summary.path).tasks == ["adaptation"]
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])

@@ -19,6 +19,7 @@ from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from esper.simic.training.vectorized import train_ppo_vectorized
 from processes import WATCHDOG
+from small_runs import SMALL
 
 
 class Kept:
@@ -138,10 +139,7 @@ def test_steps_whose_events_cannot_be_made_are_reported_once_and_counted_in_tota
 
 
 def test_a_full_disk_does_not_change_the_results_of_training(tmp_path, monkeypatch, capsys) -> None:
-    settings = {
-        "rounds": 2, "envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1,
-        "batch_size": 8, "lstm_hidden": 16, "threads": 1,
-    }  # fmt: skip
+    settings = SMALL | {"rounds": 2, "telemetry_level": "normal"}
     sound = train_ppo_vectorized(telemetry_dir=str(tmp_path / "sound"), **settings)
     written = iter(range(1_000))
     write = JsonLines.write
@@ -158,25 +156,19 @@ def test_a_full_disk_does_not_change_the_results_of_training(tmp_path, monkeypat
     assert capsys.readouterr().err.count("No space left") == 1
 
 
-class Failing(Kept):
-    """A sink that fails."""
-
-    def write(self, event: Event) -> None:
-        raise OSError(28, "No space left on device")
-
-
 def test_a_sink_that_fails_while_stderr_cannot_be_written_does_not_stop_the_thread(
     monkeypatch,
 ) -> None:
     """Training waits for the thread, so its end would be that of training."""
 
-    def fail(_: str) -> int:
+    def fail(_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    kept = Kept()
+    kept, failing = Kept(), Kept()
+    failing.write = fail  # type: ignore[assignment]
     with monkeypatch.context() as patch:
         patch.setattr("sys.stderr.write", fail)
-        hub = Hub([Failing(), kept], "minimal")
+        hub = Hub([failing, kept], "minimal")
         hub.emit(update(1))
         hub.flush()
         hub.close()

@@ -19,18 +19,12 @@ from esper.scripts import after_training, output
 from esper.scripts.entry import guarded
 from esper.scripts.output import Output, OutputLost
 from esper.simic.run.checkpoint import load_latest
-from processes import ESPER, environment
+from processes import ESPER, ran, refusal
 
 
 def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in which ``$ESPER`` is the command."""
-    return subprocess.run(
-        ["bash", "-c", script],
-        env=environment(ESPER=" ".join(ESPER), **variables),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(["bash", "-c", script], ESPER=" ".join(ESPER), **variables)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -194,9 +188,7 @@ def test_an_allocation_that_fails_is_one_line(kind: str, capsys) -> None:
             raise RuntimeError("a shard failed") from error
         return 0
 
-    assert guarded(command, []) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("esper: memory: the system gave no more")
+    assert refusal(capsys, command).startswith("esper: memory: the system gave no more")
 
 
 def test_another_error_is_not_taken_for_one_of_memory() -> None:

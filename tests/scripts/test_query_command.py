@@ -13,6 +13,7 @@ from esper.karn.queries import Store
 from esper.karn.views import VIEWS
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
+from processes import refusal
 
 RUN = str(Path(__file__).parents[1] / "recorded" / "anomalous")
 SQL = (
@@ -98,12 +99,7 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
 def test_a_usage_error_is_one_line_and_exit_status_2(
     capsys, arguments: list[str], says: str
 ) -> None:
-    assert run(*arguments) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.startswith("esper: ")
-    assert output.err.count("\n") == 1
-    assert says in output.err
+    assert says in refusal(capsys, esper, "query", *arguments)
 
 
 def test_an_interrupted_query_ends_as_any_interrupted_command(monkeypatch, capsys) -> None:

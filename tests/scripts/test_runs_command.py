@@ -11,6 +11,7 @@ from esper.karn.runs import find_runs, run_lock
 from esper.scripts import runs as module
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
+from processes import refusal
 from run_directories import finished, recorded_run, started, whole_round, write_run
 
 DAY = 86400.0
@@ -141,20 +142,12 @@ def test_without_a_terminal_prune_needs_yes(place: Path, capsys, monkeypatch) ->
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_status_2(
-    tmp_path: Path,
-    capsys,
-    monkeypatch,
-    arguments: str,
-    says: str,
+    tmp_path: Path, capsys, monkeypatch, arguments: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = recorded_run(tmp_path / "run", 1)
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = run_command(capsys, *arguments.split())
-    assert code == 2
-    assert says in err
-    assert err.count("\n") == 1
-    assert out == ""
+    assert says in refusal(capsys, esper, *arguments.split())
     assert sorted(tmp_path.rglob("*")) == before
     assert find_runs(tmp_path) == [run]
 

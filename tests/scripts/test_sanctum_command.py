@@ -1,24 +1,22 @@
 """Sanctum on a pseudo-terminal: alone, beside a training, and killed."""
 
-import json
 import os
 import random
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from esper.scripts.entry import guarded
 from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
-from processes import ESPER, ROOT, WATCHDOG, called, environment
+from processes import ESPER, ROOT, WATCHDOG, called, environment, ran, ran_python, refusal
 from scripts.pseudo_terminal import OnTerminal
+from small_runs import events_of
 
 RECORDED = ROOT / "tests" / "recorded"
 SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
@@ -36,8 +34,7 @@ def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") ->
 
 def outcomes(run: Path) -> list[dict[str, object]]:
     """Return the outcome of each round without its timings."""
-    lines = (run / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines if "EPISODE_OUTCOME" in line]
+    events = events_of(run, "EPISODE_OUTCOME")
     return [{name: e[name] for name in e if name != "time"} for e in events]
 
 
@@ -87,11 +84,7 @@ def test_usage_errors_are_one_line(
     capsys,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert guarded(sanctum, arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert says in captured.err
-    assert captured.err.count("\n") == 1
+    assert says in refusal(capsys, sanctum, *arguments)
 
 
 def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
@@ -213,13 +206,7 @@ def kill_while_training(place: Path, kills: int) -> None:
         process.kill()
     watched = outcomes(run)
     few = min(len(watched), 10 * kills, 200)
-    subprocess.run(
-        [*ESPER, *training(place / "alone", few)],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        check=True,
-        timeout=WATCHDOG,
-    )
+    assert ran([*ESPER, *training(place / "alone", few)]).returncode == 0
     (alone,) = (place / "alone").iterdir()
     assert watched[:few] == outcomes(alone)
 
@@ -235,11 +222,11 @@ def test_a_hundred_kills_do_not_touch_a_training(tmp_path: Path) -> None:
 
 def test_command_summaries_agree_with_the_commands_docstrings() -> None:
     for name, command in COMMANDS.items():
-        module = import_module(f"esper.scripts.{name}")
+        module = import_module(f"{'esper_lab' if name == 'evaluate' else 'esper.scripts'}.{name}")
         summary = getattr(module, name).__doc__.strip().splitlines()[0]
         assert command.__doc__ == summary
 
 
 def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    assert ran_python(code).returncode == 0

@@ -1,6 +1,5 @@
 """Runs with actors on ray: the bits of one process, lag, deaths, refusals and a lost head node."""
 
-import json
 import os
 import signal
 import sys
@@ -22,7 +21,8 @@ from esper.simic.distributed.cluster import INSTALL, Cluster
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import RunSummary, resume_ppo, train_impala
-from small_runs import SMALL, tensors
+from processes import refusal
+from small_runs import SMALL, events_of, tensors
 
 GROWTH = {**SMALL, "envs": 6, "telemetry_level": "normal", "learning_rate": 1e-2}
 GYM = {"gym": "esper/MaskedCartPole-v0", "envs": 5, "rollout_steps": 20, "lstm_hidden": 8}
@@ -45,10 +45,9 @@ def run(folder: Path, rounds: int = 3, **settings: Any) -> RunSummary:
 
 def told(path: Path) -> list[dict[str, Any]]:
     """The events of a run without times and speeds."""
-    lines = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k not in ("time", "path") and "second" not in k}
-        for line in lines
+        {k: v for k, v in event.items() if k not in ("time", "path") and "second" not in k}
+        for event in events_of(path)
     ]
 
 
@@ -66,10 +65,8 @@ def lags(path: Path) -> list[float | None]:
 def test_a_head_of_ray_that_does_not_answer_is_one_line(tmp_path: Path, capsys) -> None:
     pytest.importorskip("ray", reason=f"ray is not installed: {INSTALL}")
     words = f"--gym CartPole-v1 --actors 1 --ray-address 127.0.0.1:1 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
-    printed = capsys.readouterr().err
+    printed = refusal(capsys, esper, "train", "impala", *words.split())
     assert printed.startswith("esper: ray_address: nothing answers at 127.0.0.1:1;")
-    assert printed.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -239,7 +236,6 @@ def test_without_ray_the_command_says_how_to_install_it(
     """A folder with its name is a module too, without a file."""
     monkeypatch.setitem(sys.modules, "ray", found)
     words = f"--gym CartPole-v1 --actors 1 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
-    printed = capsys.readouterr().err
+    printed = refusal(capsys, esper, "train", "impala", *words.split())
     assert printed == f"esper: actors: ray is not installed: {INSTALL}\n"
     assert list(tmp_path.iterdir()) == []
