@@ -38,7 +38,7 @@ QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
   simic/test_advantage.py simic/test_loss.py simic/test_optimizer.py simic/test_rollout.py \
   simic/graphs/test_capture.py simic/impala/test_vtrace.py simic/distributed/test_wire.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \
-  simic/test_trainer.py simic/offline/test_offline_methods.py \
+  simic/test_trainer.py simic/algorithms/test_algorithms.py simic/offline/test_offline_methods.py \
   simic/training/test_decisions.py own_models/test_never_grow.py lab/test_diagnosis.py lab/test_plans.py nissa/test_trackers.py \
   karn/test_runs.py karn/sanctum/test_log.py karn/sanctum/test_signs.py scripts/test_runs_command.py
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
 from esper.simic.offline.batches import batch_of, groups_of, shuffled
+from esper.simic.offline.methods import branches
 from esper.simic.offline.offline_run import build_trainer
 from esper.simic.offline.recorded_data import RecordedData
-from esper.simic.offline.vine import branches
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.interface import RecurrentState
 

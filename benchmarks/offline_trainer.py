@@ -13,7 +13,7 @@ from esper.simic.offline.batches import EpisodeLoader
 from esper.simic.offline.offline_run import build_trainer
 from esper.simic.offline.recorded_data import RecordedData, read_data
 from esper.simic.trainer import Batch, Trainer
-from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import arithmetic
 
 CPU, CUDA = torch.device("cpu"), "cuda"
 Variant = dict[str, Any]

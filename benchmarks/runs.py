@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from reporting import new_parser
 
 from esper.karn.store import read_events
-from esper.leyline.config import ALGORITHMS, flatten, unflatten
+from esper.leyline.config import flatten, unflatten
+from esper.leyline.config.algorithm import learns_by_acting
 from esper.leyline.events import (
     AnalyticsSnapshot,
     EpisodeOutcome,
@@ -135,7 +136,7 @@ def study_parser(doc: str | None, work: str, seeds: int, rounds: int) -> argpars
 
 def trained(policy: str, settings: Settings, folder: Path) -> Run:
     """Return the finished run of a policy in ``folder``: reused, resumed, or trained now."""
-    learns = policy in ALGORITHMS
+    learns = learns_by_acting(policy)
     algorithm = {"algorithm": policy} if learns else {}
     place = {"telemetry_dir": str(folder), "telemetry_level": "minimal"}
     config = unflatten({**settings, **algorithm, **place})

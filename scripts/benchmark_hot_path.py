@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.leyline.config.groups import MachineConfig
 from esper.runtime.registry import find_all
 from esper.simic.compiled import resolve_mode
-from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import arithmetic
 from esper.tolaria.precision import resolve_precision
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import arithmetic
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from hot_path_workload import Loop, Workload, described

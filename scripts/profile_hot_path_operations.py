@@ -27,8 +27,8 @@ from esper.simic.growth import shard
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
-from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.recorder import Recorder
+from esper.simic.training.setup import arithmetic
 from esper.tamiyo.step_functions import TorchStep
 from esper.tolaria.engine import Engine
 from esper.tolaria.governor import Governor

@@ -12,9 +12,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from write_event_docs import field_notes
-
 from esper.leyline.config import TrainConfig
+from esper.leyline.config.algorithm import AlgorithmConfig, algorithms
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import Range, about, meanings
 from esper.leyline.config.values import options_of
@@ -59,17 +58,19 @@ TITLES = {
     "gymnasium": "Gymnasium",
     "method": "Method",
     "learner": "Learner",
-    "impala": "IMPALA",
     "machine": "Machine",
     "output": "Output",
 }
-WITHIN_MACHINE = {"threads": "integer, 1 to the number of CPU cores"}
-"""Values that depend on the machine, in words."""
+WORDS = {
+    "threads": "integer, 1 to the number of CPU cores",
+    "algorithm": ", ".join(f"`{name}`" for name in algorithms()),
+}
+"""Values that no type says, in words."""
 
 
 def page() -> str:
     """The page."""
-    groups = [_group(group.name, group.type) for group in fields(TrainConfig)]
+    groups = [text for group in fields(TrainConfig) for text in _groups(group)]
     common = fields(ImitationConfig)
     names = {f.name for f in common}
     own = [f for f in fields(OfflineConfig) if f.name not in names]
@@ -92,13 +93,21 @@ def _option(f: Field[Any], note: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _group(name: str, kind: Any) -> str:
-    return f"## {TITLES[name]}\n\n{_linked(kind.__doc__)}\n\n{_table(kind, fields(kind))}"
+def _groups(group: Field[Any]) -> list[str]:
+    """The texts of a group of settings; that of the algorithm stands for one of each."""
+    if group.type is not AlgorithmConfig:
+        return [_group(TITLES[group.name], group.type)]
+    acting = [one for one in algorithms().values() if fields(one.group)]
+    return [_group(one.title, one.group, one.name) for one in acting]
+
+
+def _group(title: str, kind: Any, runs: str | None = None) -> str:
+    return f"## {title}\n\n{_linked(kind.__doc__)}\n\n{_table(kind, fields(kind), runs)}"
 
 
 def _table(kind: type, own: Sequence[Field[Any]], runs: str | None = None) -> str:
     """The table of some fields of ``kind``; ``runs`` is the kind of run that has them all."""
-    notes = field_notes(kind)
+    notes = {name: text.replace("``", "`") for name, text in meanings(kind).items()}
     rows = [
         "| setting | values | default | runs | resume | meaning |",
         "|---|---|---|---|---|---|",
@@ -111,10 +120,16 @@ def _row(f: Field[Any], note: str, runs: str | None = None) -> str:
     more = about(f)
     aliases = "".join(f", `{alias}`" for alias in more.aliases)
     defaults = [_shown(f.default)]
-    defaults += [f"{run}: {_shown(value)}" for run, value in more.defaults.items()]
+    of_algorithms = {
+        name: one.defaults[f.name]
+        for name, one in algorithms().items()
+        if f.name in one.defaults and runs is None
+    }
+    by_run = {**more.defaults, **of_algorithms}
+    defaults += [f"{run}: {_shown(value)}" for run, value in by_run.items()]
     cells = [
         f"`{f.name}`{aliases}",
-        WITHIN_MACHINE.get(f.name) or _values(f.type, more.within),
+        WORDS.get(f.name) or _values(f.type, more.within),
         "; ".join(defaults),
         runs or more.only or "all",
         "yes" if more.on_resume else "no",

@@ -27,7 +27,6 @@ from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts.check import CheckArguments
 from esper.scripts.fetch import FetchArguments
 from esper.scripts.flags import read_flags
-from esper.scripts.from_records import ImitationArguments, OfflineArguments
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
 from esper.scripts.policies import PoliciesArguments
@@ -37,14 +36,7 @@ from esper.scripts.report import ReportArguments
 from esper.scripts.runs import PruneArguments, RunsArguments
 from esper.scripts.sanctum import SanctumArguments
 from esper.scripts.tasks import TasksArguments
-from esper.scripts.train import (
-    HeuristicArguments,
-    ImpalaArguments,
-    PPOArguments,
-    RandomArguments,
-    RuleArguments,
-    ScheduleArguments,
-)
+from esper.scripts.train import flags_of_commands
 from esper.simic.gym.memory_tasks import register
 from esper_lab.evaluate import EvaluateArguments
 
@@ -56,14 +48,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md
 RECORDED = ROOT / "tests" / "recorded" / "healthy"
 
 ARGUMENTS: dict[str, type] = {
-    "train ppo": PPOArguments,
-    "train impala": ImpalaArguments,
-    "train imitation": ImitationArguments,
-    "train offline": OfflineArguments,
-    "train heuristic": HeuristicArguments,
-    "train random": RandomArguments,
-    "train rule": RuleArguments,
-    "train schedule": ScheduleArguments,
+    **{f"train {name}": flags for name, flags in flags_of_commands().items()},
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
     "policies": PoliciesArguments,
@@ -128,7 +113,7 @@ def commands(page: Path) -> Iterator[str]:
 def parsed(words: list[str]) -> tuple[str, dict[str, Any]]:
     """The command that the words behind ``esper`` name, and the settings they give."""
     name = next(name for name in ARGUMENTS if words[: len(name.split())] == name.split())
-    rest = [word for word in words[len(name.split()) :] if word != "--help"]
+    rest = [word for word in words[len(name.split()) :] if word not in ("--help", "--help-all")]
     return name, read_flags(ARGUMENTS[name], f"esper {name}", rest)
 
 

@@ -125,6 +125,7 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 
 ROOMS = {
     "learner": {"learner"},
+    "algorithms": {"learner", "impala", "distributed", "training", "algorithms"},
     "graphs": {"learner", "graphs"},
     "impala": {"learner", "impala"},
     "distributed": {"learner", "distributed"},
@@ -183,6 +184,7 @@ def test_the_learner_stays_small() -> None:
 
 
 SHARED_NAMES = {
+    "ppo": "PPO: its learner, and how it is registered",
     "agent": "makes the learner, of growth and of Gymnasium",
     "collect": "collects a rollout, of growth and of Gymnasium",
     "mlp": "the fully connected family: its host and its blueprints",

@@ -4,8 +4,8 @@ from mutants import Table
 
 LEARNING = (
     Table(
-        "checked gradients",
-        "src/esper/simic/checked_gradients.py",
+        "gradients",
+        "src/esper/simic/gradients.py",
         ("tests/simic/test_ppo.py", "tests/simic/test_trainer.py"),
         (
             (

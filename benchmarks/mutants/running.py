@@ -165,8 +165,8 @@ RUNNING = (
             ("checkpoints are not removed", "if path not in done[-keep:])", "if False)"),
             (
                 "checkpoints of later rounds count",
-                "done = [path for path in known if int(path.name) <= newest]",
-                "done = known",
+                "done = [path for path in folders if int(path.name) <= newest]",
+                "done = folders",
             ),
             ("the round is not compared", "if manifest.round != int(path.name):", "if False:"),
             ("checksums are not compared", "if _sha256(files[name]) != expected:", "if False:"),

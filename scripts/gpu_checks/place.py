@@ -13,7 +13,7 @@ from hot_path_workload import Workload
 from torch.utils.benchmark import Timer
 from torch.utils.benchmark.utils.timer import timer as device_clock
 
-from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import arithmetic
 from esper.tolaria.precision import Precision
 from virtual_device import Machine, virtual_device
 

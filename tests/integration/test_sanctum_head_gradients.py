@@ -16,8 +16,7 @@ from esper.leyline.config import LearnerConfig, TrainConfig, unflatten
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.ppo import PPOAgent
-from esper.simic.training.arithmetic import arithmetic
-from esper.simic.training.setup import build_agent, build_environment, resolve_device
+from esper.simic.training.setup import arithmetic, build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
 from esper.tamiyo.policy.interface import Policy
 from synthetic import CPU, picked, synthetic_rollout

@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from esper.leyline.config import (
     GymConfig,
-    ImpalaConfig,
     LearnerConfig,
     MethodConfig,
     TrainConfig,
 )
+from esper.leyline.config.algorithm import AlgorithmConfig
 from esper.leyline.config.values import options_of
 from esper.runtime.tasks import SUITES, TASKS, find
 
@@ -24,7 +24,7 @@ KINDS: dict[str, Any] = {
     f.name: f.type
     for group in dataclasses.fields(TrainConfig)
     # Other kinds of run; see tests/simic/gym and tests/simic/impala.
-    if group.type not in (GymConfig, ImpalaConfig, MethodConfig)
+    if group.type not in (GymConfig, AlgorithmConfig, MethodConfig)
     for f in dataclasses.fields(group.type)
 }
 """The type of every setting of growing networks, by name."""

@@ -10,6 +10,8 @@ import pytest
 
 import esper as package
 from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.config.algorithm import owner_of
+from esper.leyline.config.reading import run_settings
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
@@ -78,15 +80,16 @@ def test_the_tasks_are_listed(tmp_path: Path) -> None:
 def test_help_is_grouped_and_gives_every_setting_with_its_default(
     algorithm: str, tmp_path: Path
 ) -> None:
-    done = esper(f"train {algorithm} --help", tmp_path)
+    done = esper(f"train {algorithm} --help-all", tmp_path)
     assert done.returncode == 0
     for group in ("world", "learner", "machine", "output", "source"):
         assert f"{group} options" in done.stdout
     text = re.sub(r"[\s│]+", " ", done.stdout)
     flags = {
         "--" + name.replace("_", "-")
-        for name, field in settings_of(TrainConfig).items()
-        if name != "algorithm" and about(field).only in (None, "growth", "gym", algorithm)
+        for name, field in run_settings().items()
+        if name != "algorithm" and about(field).only in (None, "growth", "gym")
+        if (owner := owner_of(name)) is None or owner.name == algorithm
     }
     described: dict[str, str] = {}
     for word in re.split(r"[\s,]+", text):
@@ -97,6 +100,19 @@ def test_help_is_grouped_and_gives_every_setting_with_its_default(
             described[next(reversed(described))] += " " + word
     assert described.keys() == flags
     assert [flag for flag, words in described.items() if "(default:" not in words] == []
+
+
+@pytest.mark.parametrize("program", ["ppo", "heuristic"])
+def test_help_shows_the_main_settings_and_ends_with_how_to_see_all(
+    program: str, tmp_path: Path
+) -> None:
+    short, complete = (esper(f"train {program} {flag}", tmp_path) for flag in ("-h", "--help-all"))
+    assert (short.returncode, complete.returncode) == (0, 0)
+    last = short.stdout.rstrip().splitlines()[-1]
+    assert re.fullmatch(rf"esper train {program} --help-all shows all \d+ settings", last)
+    assert len(short.stdout.splitlines()) < len(complete.stdout.splitlines()) / 1.5
+    assert "--envs" in short.stdout
+    assert "--stage-shaping" not in short.stdout
 
 
 def test_version_is_printed_and_stands_in_the_help(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_bash_offers_commands_and_flags(script: Path, words: list[str], offered:
 
 def test_every_command_completes() -> None:
     assert set(ARGUMENTS) == set(COMMANDS)
-    assert set(ARGUMENTS["train"]) == set(train.COMMANDS)
+    assert set(ARGUMENTS["train"]) == set(train.commands())
 
 
 @pytest.mark.parametrize("shell", SHELLS)

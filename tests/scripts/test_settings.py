@@ -43,7 +43,7 @@ answers["gym"] = flatten(unflatten({"gym": "CartPole-v1"}))
 print(json.dumps(answers))
 """
 LINES = {
-    "--help": "--loudness INT, --volume INT",
+    "--help-all": "--loudness INT, --volume INT",
     "--loudness three": "--loudness: must be a whole number, got 'three'",
     "--volume 1": "loudness: must lie between 2 and 9, got 1",
     "--loudness 3 --volume 4": "--loudness 3 and --volume 4 contradict each other",
@@ -73,7 +73,7 @@ def test_a_new_setting_needs_only_a_new_field(tmp_path: Path) -> None:
     answers = json.loads(done.stdout)
     for line, says in LINES.items():
         assert says in " ".join(answers[line].replace("│", " ").split()), answers[line]
-    text = " ".join(answers["--help"].replace("│", " ").split())
+    text = " ".join(answers["--help-all"].replace("│", " ").split())
     assert "How loud it is, in sones. (default: 5; with --gym: 7)" in text
     assert (answers["growth"]["loudness"], answers["growth"]["loudness_limit"]) == (5, 1.0)
     assert answers["gym"]["loudness"] == 7

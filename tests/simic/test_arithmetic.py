@@ -2,7 +2,7 @@
 
 import torch
 
-from esper.simic.training.arithmetic import arithmetic
+from esper.simic.training.setup import arithmetic
 from synthetic import CPU
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline.actions import HEADS, Op
 from esper.leyline.config import LearnerConfig
-from esper.simic import checked_gradients
+from esper.simic import gradients
 from esper.simic.growth.agent import growth_agent
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
@@ -533,7 +533,7 @@ def test_an_overflow_skips_the_step_and_refuses_nothing(monkeypatch) -> None:
     agent = agent_with(ppo_epochs=1, minibatches=1)
     before = weights(agent)
     overflow = torch.ones((), dtype=torch.bool)
-    monkeypatch.setattr(checked_gradients, "_overflow", lambda *arguments: overflow)
+    monkeypatch.setattr(gradients, "_overflow", lambda *arguments: overflow)
     agent.update(rollout_of(agent))
     value = {name for name in before if "value" in name}
     assert all(torch.equal(before[n], weights(agent)[n]) for n in before if n not in value)

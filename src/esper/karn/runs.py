@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, get_args
+from typing import Any, Final
 
-from esper.leyline.config import Algorithm
+from esper.leyline.config.algorithm import algorithms
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     EpisodeOutcome,
@@ -22,9 +22,6 @@ from esper.leyline.events import (
 )
 from esper.leyline.events.reader import EventReader
 from esper.leyline.run_files import is_round
-
-LEARNING = get_args(Algorithm)
-"""The commands of ``esper train`` that resume a run."""
 
 STATUSES: Final = ("running", "finished", "interrupted", "failed", "unknown")
 """``running``: a live process holds the run's lock. ``finished``: the run completed all its rounds.
@@ -101,10 +98,10 @@ def inspect(run: Path) -> RunInfo:
     done = max(tail.done, checkpoint)
     total = _round_count(settings.get("rounds"))
     status = _status(run, tail, done, total)
-    # Runs of versions before IMPALA do not name their algorithm.
+    # Runs of versions that had only PPO do not name their algorithm.
     algorithm = settings.get("algorithm", "ppo")
     resumable = status in ("interrupted", "failed") and checkpoint > 0
-    resumable = resumable and algorithm in LEARNING and total is not None
+    resumable = resumable and algorithm in algorithms() and total is not None
     word = shell_word(str(run))
     files = settings.get("plugin")
     words = [shell_word(p) for p in files if isinstance(p, str)] if isinstance(files, list) else []

@@ -82,7 +82,7 @@ def view_definitions(names: Iterable[str] = ()) -> dict[str, str]:
     columns = {metric_column(m): m for m in metrics if metric_column(m) not in _KEYS}
     selection = ", ".join(f'{_metric_value(m)} AS "{column}"' for column, m in columns.items())
     return {
-        "updates": f'SELECT run, round, "update", time, {selection} FROM ppo_update_completed',
+        "updates": f'SELECT run, round, "update", time, {selection} FROM {_UPDATES}',
         "steps": _STEPS,
         "decisions": _DECISIONS,
         "rewards": _REWARDS,
@@ -92,6 +92,7 @@ def view_definitions(names: Iterable[str] = ()) -> dict[str, str]:
     }
 
 
+_UPDATES = "(SELECT * FROM ppo_update_completed UNION ALL SELECT * FROM policy_update_completed)"
 _KEYS = ("run", "round", "update", "time")
 
 

@@ -12,21 +12,13 @@ import tyro
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.laboratory import find_part
 from esper.scripts.flags import documented
+from esper.scripts.train import flags_of_commands
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[str, ...] = get_args(Shell)
 LABORATORY = "laboratory"
-ARGUMENTS = {
-    "train": {
-        "ppo": "train.PPOArguments",
-        "impala": "train.ImpalaArguments",
-        "imitation": "from_records.ImitationArguments",
-        "offline": "from_records.OfflineArguments",
-        "heuristic": "train.HeuristicArguments",
-        "rule": "train.RuleArguments",
-        "random": "train.RandomArguments",
-        "schedule": "train.ScheduleArguments",
-    },
+ARGUMENTS: dict[str, Any] = {
+    "train": flags_of_commands(),
     "evaluate": f"{LABORATORY}.evaluate_arguments",
     "grow": "grow_arguments.GrowArguments",
     "policies": "policies.PoliciesArguments",
@@ -83,8 +75,10 @@ def _any_of(commands: dict[str, Any]) -> Any:
     )
 
 
-def _view(home: str) -> Any:
+def _view(home: str | type) -> Any:
     """The type that tyro shows for a command."""
+    if isinstance(home, type):
+        return documented(home)
     module, name = home.split(".")
     if module == LABORATORY:
         return documented(find_part(name))

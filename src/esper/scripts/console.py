@@ -23,7 +23,7 @@ from esper.leyline.config import TrainConfig
 from esper.leyline.metrics import Metric
 from esper.simic.gym.collect import GymStep
 from esper.simic.training.gym_trainee import GymSummary
-from esper.simic.training.observer import AnySummary
+from esper.simic.training.session import AnySummary
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.vectorized import RunSummary
 

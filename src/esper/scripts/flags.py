@@ -12,11 +12,17 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from io import StringIO
 from itertools import pairwise
 from types import NoneType
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, NoReturn, TypedDict, TypeVar
 
 import tyro
 
-from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
+from esper.leyline.config.setting import (
+    about,
+    check_ranges,
+    meanings,
+    settings_of,
+    spellings,
+)
 from esper.leyline.config.values import described, options_of, shown
 from esper.leyline.errors import UsageError, suggestion
 
@@ -36,7 +42,9 @@ def parse(command: type[Command], program: str, arguments: list[str]) -> Command
     for name, f in settings_of(command).items():
         if f.default is MISSING and name not in given:
             needed = name if about(f).positional else _flag(name)
-            raise UsageError(f"{name}: {program} needs {needed}; --help shows all settings")
+            raise UsageError(
+                f"{name}: {program} needs {needed}; {help_flag(command)} shows all settings"
+            )
     check_ranges(command, given)
     return command(**given)
 
@@ -53,15 +61,43 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
         UsageError: an unknown flag, a value of the wrong type, or two values for one setting.
         SystemExit: help was asked for and has been printed.
     """
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        view = documented(command)
-        tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    if not {"-h", "--help", HELP_ALL}.isdisjoint(arguments):
+        _print_help(command, program, HELP_ALL in arguments)
     parts = _parts(arguments)
     entries = {name: _entry(f) for name, f in settings_of(command).items()}
     given, rest = _by_tyro(entries, arguments)
     if rest or () in given.values() or len(given) != len(parts) - (not parts[0]):
         return _one_by_one(command, program, entries, parts)
     return given
+
+
+def _print_help(command: type, program: str, complete: bool) -> NoReturn:
+    """Print the help of a command: its main settings if it has many, or all.
+
+    Raises:
+        SystemExit: always.
+    """
+    settings, short = settings_of(command), not complete and _has_short_help(command)
+    view = documented(command, short=short)
+    try:
+        tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    finally:
+        if short:
+            print(f"\n{program} {HELP_ALL} shows all {len(settings)} settings")
+    raise SystemExit(0)
+
+
+def _has_short_help(command: type) -> bool:
+    """Whether ``--help`` shows only the main settings of a command."""
+    return any(about(f).main for f in settings_of(command).values())
+
+
+def help_flag(command: type) -> str:
+    """The flag that lists all settings of a command."""
+    return HELP_ALL if _has_short_help(command) else "--help"
+
+
+HELP_ALL = "--help-all"
 
 
 def _entry(f: Field[Any], **documented: Any) -> Any:
@@ -83,15 +119,19 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
     return kind
 
 
-def documented(command: type, defaults: Any = None) -> Any:
-    """A type for the help text: groups of settings with their descriptions and defaults."""
+def documented(command: type, defaults: Any = None, short: bool = False) -> Any:
+    """A type for the help text: groups of settings with their descriptions and defaults.
+
+    With ``short`` it has the main settings alone.
+    """
     entries: dict[str, Any] = {}
     notes = meanings(command)
     for f in fields(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
-            entries[f.name] = documented(f.type, f.default_factory())
-        else:
+            if not short or _has_short_help(f.type):
+                entries[f.name] = documented(f.type, f.default_factory(), short)
+        elif not short or about(f).main:
             default = f.default if defaults is None else getattr(defaults, f.name)
             hint = _hint(f, default)
             entries[f.name] = _entry(
@@ -205,7 +245,7 @@ def _named(command: type, program: str, flag: str) -> str:
     switch = names.get(word.removeprefix("no_"))
     if switch is not None and bool in options_of(settings_of(command)[switch].type):
         return switch
-    hint = suggestion(word, names, f"{program} --help lists all settings", show=_flag)
+    hint = suggestion(word, names, f"{program} {help_flag(command)} lists all settings", show=_flag)
     raise UsageError(f"{flag}: {program} has no such setting; {hint}")
 
 

@@ -3,44 +3,28 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.leyline.config.offline import ImitationConfig, OfflineConfig
+from esper.leyline.config.algorithm import Algorithm
 from esper.leyline.config.setting import check_ranges
 from esper.scripts.flags import read_flags
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImitationArguments(ImitationConfig):
-    """Clone policies from the records of their runs: learn to act as they did, without acting."""
+@dataclass(frozen=True, kw_only=True)
+class ResumeConfig:
+    """A run to go on with."""
 
     resume: Path | None = None
     """Run directory to continue from its best epoch; --epochs is the new total."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OfflineArguments(OfflineConfig):
-    """Learn a better policy from the records of other runs, without acting."""
+def learn_from_records(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
+    """Start a run that learns from records, or continue one.
 
-    resume: Path | None = None
-    """Run directory to continue from its best epoch; --epochs is the new total."""
-
-
-def imitation(arguments: list[str]) -> int:
-    """Clone policies from the records of their runs."""
-    return _learn(ImitationArguments, ImitationConfig, "esper train imitation", arguments)
-
-
-def offline(arguments: list[str]) -> int:
-    """Learn a better policy from the records of other runs."""
-    return _learn(OfflineArguments, OfflineConfig, "esper train offline", arguments)
-
-
-def _learn(
-    command: type[ImitationArguments] | type[OfflineArguments],
-    kind: type[ImitationConfig],
-    program: str,
-    arguments: list[str],
-) -> int:
-    given = read_flags(command, program, arguments)
+    Args:
+        algorithm: one that learns from records.
+        command: the dataclass of its flags.
+        arguments: the command line.
+    """
+    given = read_flags(command, f"esper train {algorithm.name}", arguments)
     check_ranges(command, given)
     resume = given.pop("resume", None)
 
@@ -51,6 +35,7 @@ def _learn(
     from esper.scripts.output import outlive_output
     from esper.simic.offline.offline_run import learn_offline, resumed_config
 
+    kind = algorithm.settings
     config = kind(**given) if resume is None else resumed_config(kind, resume, given)
     outlive_output()
     console = Console()

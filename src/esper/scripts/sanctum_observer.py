@@ -20,7 +20,7 @@ from esper.leyline.config import TrainConfig
 from esper.leyline.notices import notice
 from esper.scripts.console import LiveProgress
 from esper.scripts.sanctum import is_terminal
-from esper.simic.training.observer import AnySummary
+from esper.simic.training.session import AnySummary
 from esper.simic.training.trainee import AnyStep
 
 GRACE_SECONDS = 3.0

@@ -19,8 +19,10 @@ from rich.table import Table
 from esper.karn.final_figures import GROWTH, GYM, final_figures
 from esper.karn.intervals import interval
 from esper.karn.runs import inspect, is_run, remove
-from esper.leyline.config import ALGORITHMS, TrainConfig, flatten, shown
-from esper.leyline.config.setting import SEEDS, about, settings_of
+from esper.leyline.config import TrainConfig, flatten, shown
+from esper.leyline.config.algorithm import learns_by_acting
+from esper.leyline.config.reading import run_settings
+from esper.leyline.config.setting import SEEDS, about
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
@@ -139,7 +141,7 @@ def _train_one(
     if info.status == "finished" and info.rounds_done >= own.world.rounds:
         print(f"{run} is finished")
         return 0
-    if policy in ALGORITHMS and latest_identity(run) is not None:
+    if learns_by_acting(policy) and latest_identity(run) is not None:
         return resume(run, _changes(own, flags), sanctum=False, trust=True)
     try:
         remove(run)
@@ -151,7 +153,7 @@ def _train_one(
 
 def _changes(own: TrainConfig, flags: dict[str, Any]) -> dict[str, Any]:
     """The settings of this command that an interrupted run takes over."""
-    fields = settings_of(TrainConfig)
+    fields = run_settings()
     kept = ("telemetry_dir", "plugin")
     changed = {
         name: value
@@ -204,7 +206,7 @@ def _withdraw(made: list[Path]) -> None:
 
 def _asked(policy: str, config: TrainConfig) -> dict[str, Any]:
     """What all runs of a directory share, as JSON."""
-    settings = lasting_settings(TrainConfig, flatten(config))
+    settings = lasting_settings(run_settings(), flatten(config))
     settings["plugin"] = plugin_paths(config)
     own = ("seed", "name")
     asked = {"policy": policy} | {n: value for n, value in settings.items() if n not in own}

@@ -3,14 +3,12 @@
 The training code is imported only after the command line is checked: importing torch takes seconds.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import (
-    Algorithm,
     GymConfig,
-    ImpalaConfig,
     LearnerConfig,
     MachineConfig,
     OutputConfig,
@@ -21,12 +19,13 @@ from esper.leyline.config import (
     defaults_of,
     unflatten,
 )
+from esper.leyline.config.algorithm import Algorithm, algorithms
 from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_memory
-from esper.scripts.entry import dispatch, run_command
+from esper.scripts.entry import Command, dispatch, run_command
 from esper.scripts.flags import read_flags
-from esper.scripts.from_records import imitation, offline
+from esper.scripts.from_records import ResumeConfig, learn_from_records
 from esper.scripts.settings_file import settings_file
 
 
@@ -34,7 +33,7 @@ from esper.scripts.settings_file import settings_file
 class FileConfig:
     """Sources of settings: flags take precedence over the file, the file over defaults."""
 
-    config_json: Path | None = None
+    config_json: Path | None = setting(None, main=True)
     """A flat JSON file of settings; its keys are the names of the flags, with underscores."""
 
 
@@ -42,7 +41,7 @@ class FileConfig:
 class SourceConfig(FileConfig):
     """Sources of settings: flags take precedence over the file, the file over defaults."""
 
-    resume: Path | None = None
+    resume: Path | None = setting(None, main=True)
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
     trust: bool = False
     """With --resume: execute the plugins and import the Gymnasium module that the run names."""
@@ -52,7 +51,7 @@ class SourceConfig(FileConfig):
 class SeedsConfig:
     """Repetition with other seeds."""
 
-    seeds: int = setting(1, up_to(10_000))
+    seeds: int = setting(1, up_to(10_000), main=True)
     """Number of seeds to train with, from --seed on: a run for each, one after the other, in one
     directory, and a joint table and report. The same command with --name goes on where it was
     stopped."""
@@ -62,44 +61,39 @@ class SeedsConfig:
 class ViewConfig:
     """What is shown during training."""
 
-    sanctum: bool = False
+    sanctum: bool = setting(False, main=True)
     """Whether to show the run in Sanctum, full screen, instead of a progress line; closing Sanctum
     does not end the training."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PPOArguments:
-    """Train a growth policy with PPO: it decides in every epoch what grows in each host, and where.
-
-    If a Gymnasium environment is named, train a policy for it instead.
-    """
-
-    world: WorldConfig = field(default_factory=WorldConfig)
-    gymnasium: GymConfig = field(default_factory=GymConfig)
-    learner: LearnerConfig = field(default_factory=LearnerConfig)
-    machine: MachineConfig = field(default_factory=MachineConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    source: SourceConfig = field(default_factory=SourceConfig)
-    repetition: SeedsConfig = field(default_factory=SeedsConfig)
-    view: ViewConfig = field(default_factory=ViewConfig)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImpalaArguments:
-    """Train a growth policy with IMPALA: V-trace corrects for an acting policy that lags behind.
-
-    If a Gymnasium environment is named, train a policy for it instead.
-    """
-
-    world: WorldConfig = field(default_factory=WorldConfig)
-    gymnasium: GymConfig = field(default_factory=GymConfig)
-    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
-    learner: LearnerConfig = field(default_factory=lambda: defaults_of("impala").learner)
-    machine: MachineConfig = field(default_factory=MachineConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    source: SourceConfig = field(default_factory=SourceConfig)
-    repetition: SeedsConfig = field(default_factory=SeedsConfig)
-    view: ViewConfig = field(default_factory=ViewConfig)
+def arguments_of(algorithm: Algorithm) -> type:
+    """The dataclass of the flags of an algorithm's command."""
+    name = f"{algorithm.title}Arguments"
+    options: dict[str, Any] = {
+        "namespace": {"__doc__": algorithm.description},
+        "frozen": True,
+        "kw_only": True,
+    }
+    if algorithm.from_records:
+        return make_dataclass(name, [], bases=(ResumeConfig, algorithm.settings), **options)
+    groups: dict[str, Any] = {
+        "world": WorldConfig,
+        "gymnasium": GymConfig,
+        algorithm.name: algorithm.settings,
+        "learner": LearnerConfig,
+        "machine": MachineConfig,
+        "output": OutputConfig,
+        "source": SourceConfig,
+        "repetition": SeedsConfig,
+        "view": ViewConfig,
+    }
+    defaults = {LearnerConfig: lambda: defaults_of(algorithm.name).learner}
+    own = [
+        (group, kind, field(default_factory=defaults.get(kind, kind)))
+        for group, kind in groups.items()
+        if fields(kind)
+    ]
+    return make_dataclass(name, own, **options)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,18 +128,9 @@ class ScheduleArguments(ControlArguments):
     """Follow fixed schedules of growth, for records: another one in each environment and round."""
 
 
-def ppo(arguments: list[str]) -> int:
-    """Train a growth policy with PPO."""
-    return _learn("ppo", PPOArguments, arguments)
-
-
-def impala(arguments: list[str]) -> int:
-    """Train a growth policy with IMPALA."""
-    return _learn("impala", ImpalaArguments, arguments)
-
-
-def _learn(algorithm: Algorithm, command: type, arguments: list[str]) -> int:
+def _learn(algorithm: str, arguments: list[str]) -> int:
     """Start or resume a run that learns."""
+    command = arguments_of(algorithms()[algorithm])
     given = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = given.pop("resume", None), given.pop("config_json", None)
     trust = given.pop("trust", False)
@@ -241,21 +226,42 @@ def _train(
     return train(policy, config, sanctum)
 
 
-COMMANDS = {
-    "ppo": ppo,
-    "impala": impala,
-    "imitation": imitation,
-    "offline": offline,
-    "heuristic": heuristic,
-    "rule": rule,
-    "random": random,
-    "schedule": schedule,
+CONTROLS: dict[str, tuple[Command, type]] = {
+    "heuristic": (heuristic, HeuristicArguments),
+    "rule": (rule, RuleArguments),
+    "random": (random, RandomArguments),
+    "schedule": (schedule, ScheduleArguments),
 }
+"""The commands of policies that do not learn, and their flags."""
+
+
+def commands() -> dict[str, Command]:
+    """The commands of ``esper train`` by name: every algorithm, then the controls."""
+    learning = {name: _command(one) for name, one in algorithms().items()}
+    return learning | {name: command for name, (command, _) in CONTROLS.items()}
+
+
+def flags_of_commands() -> dict[str, type]:
+    """The dataclass of the flags of each command of ``esper train``, by name."""
+    learning = {name: arguments_of(one) for name, one in algorithms().items()}
+    return learning | {name: flags for name, (_, flags) in CONTROLS.items()}
+
+
+def _command(algorithm: Algorithm) -> Command:
+    """The command that learns by an algorithm."""
+
+    def learn(arguments: list[str]) -> int:
+        if algorithm.from_records:
+            return learn_from_records(algorithm, arguments_of(algorithm), arguments)
+        return _learn(algorithm.name, arguments)
+
+    learn.__doc__ = algorithm.summary
+    return learn
 
 
 def train(arguments: list[str]) -> int:
     """Train a growth policy by acting or from records, or run one that does not learn."""
-    return dispatch("esper train", COMMANDS, arguments)
+    return dispatch("esper train", commands(), arguments)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 The modules of this folder are the learner: PPO over rollouts of any environment. The subpackages
 are
 
+- ``algorithms``: how each algorithm is registered, with its settings
 - ``graphs``: steps captured as CUDA graphs
 - ``impala``: learning by V-trace from the rollouts of an older policy
 - ``growth``: environments of growing networks

@@ -9,8 +9,7 @@ from torch import Tensor
 from esper.leyline.config import LearnerConfig
 from esper.simic.advantage import generalised_advantages, leave_one_out
 from esper.simic.loss import weighted_mean
-from esper.simic.normalise import RunningMoments
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.interface import Policy
 

@@ -1,11 +1,93 @@
-"""Gradient norms of a policy: the global norm and the norm of each head."""
+"""Gradients of a loss: computed, measured, clipped and checked before the optimizer's step."""
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from esper.leyline.metrics import Metric, part_metric
+from esper.simic.update_metrics import Metrics
 from esper.tamiyo.policy.interface import Policy
+
+
+class LossScaler:
+    """A factor on the loss that keeps small gradients above float16's smallest number.
+
+    Micikevicius et al., "Mixed precision training" (2018): a step whose gradient overflows is
+    skipped and halves the factor; ``GROWTH_INTERVAL`` steps without overflow double it. Everything
+    stays on the device. ``torch.amp.GradScaler`` scales in the same way, but it cannot skip a step
+    for another reason and, if the optimizer is not fused, makes the CPU wait for the device.
+
+    Args:
+        device: device of the factor.
+    """
+
+    INITIAL_SCALE, MIN_SCALE, GROWTH_INTERVAL = 2.0**16, 1.0, 2000
+
+    def __init__(self, device: torch.device):
+        self.scale = torch.full((), self.INITIAL_SCALE, device=device)
+        self.good_steps = torch.zeros((), device=device)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The scaled loss, from which the backward pass starts."""
+        return loss * self.scale
+
+    def unscale(self, gradients: list[Tensor]) -> None:
+        """Divide the gradients by the factor, in place."""
+        torch._foreach_mul_(gradients, 1.0 / self.scale)
+
+    def may_overflow(self) -> Tensor:
+        """Whether the factor may have caused a gradient that is not finite, bool scalar."""
+        return self.scale > self.MIN_SCALE
+
+    def adapt(self, overflowed: Tensor) -> None:
+        """Adapt the factor after a step; ``overflowed`` is a bool scalar on the device."""
+        good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
+        grow = good >= self.GROWTH_INTERVAL
+        change = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))
+        self.scale.mul_(change).clamp_(min=self.MIN_SCALE)
+        self.good_steps.copy_(torch.where(grow, 0.0, good))
+
+    def state(self) -> dict[str, Tensor]:
+        """Factor and step count, for the checkpoint."""
+        return {"scale": self.scale, "good_steps": self.good_steps}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Restore what ``state`` returned."""
+        self.scale.copy_(state["scale"])
+        self.good_steps.copy_(state["good_steps"])
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an update was refused, and what is needed to replay it.
+
+    Attributes:
+        tensor: name of the first tensor with a number that is not finite, such as
+            ``observation/host`` or ``gradient/op_head.out.weight``.
+        agent: the agent's state before the update, see ``PPOAgent.state``.
+        rollout: the rollout of the update, see ``Rollout.state``.
+    """
+
+    tensor: str
+    agent: dict[str, dict[str, Any]]
+    rollout: dict[str, Any]
+
+
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether every number of every floating-point tensor is finite, bool scalar on the device."""
+    flags = [x.isfinite().all() for x in tensors if x.is_floating_point()]
+    return torch.stack(flags).all()
+
+
+def first_not_finite(tensors: Mapping[str, Tensor | None]) -> str | None:
+    """Name of the first tensor with a number that is not finite, or None; waits for the device."""
+    for name, x in tensors.items():
+        if x is not None and x.is_floating_point() and not bool(x.isfinite().all()):
+            return name
+    return None
 
 
 class GradientNorms:
@@ -45,3 +127,50 @@ class GradientNorms:
     def clip(self, norm: Tensor, max_norm: float) -> None:
         """Scale the gradients, whose norm is ``norm``, down to at most ``max_norm``, in place."""
         nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+
+
+class CheckedGradients(NamedTuple):
+    """What the check found; scalars on the device.
+
+    Attributes:
+        norm: global norm before clipping.
+        heads: metrics with the norm of each head.
+        refused: 1 if loss or gradient are not finite without an overflow, else 0.
+        overflowed: 1 if float16 overflowed, which is no error, else 0.
+    """
+
+    norm: Tensor
+    heads: Metrics
+    refused: Tensor
+    overflowed: Tensor
+
+
+def backward(loss: Tensor, parameters: Iterable[nn.Parameter], scaler: LossScaler | None) -> None:
+    """Compute the gradients of ``loss``, with its scaling taken out again."""
+    if scaler is None:
+        loss.backward()
+    else:
+        scaler.scaled(loss).backward()
+        scaler.unscale([p.grad for p in parameters if p.grad is not None])
+
+
+def check_gradients(
+    loss: Tensor, norms: GradientNorms, scaler: LossScaler | None, max_norm: float
+) -> CheckedGradients:
+    """Clip the gradients of ``loss`` to ``max_norm``, check them, and adapt the scaler."""
+    norm, heads = norms.measure()
+    norms.clip(norm, max_norm)
+    finite = loss.isfinite() & norm.isfinite()
+    overflowed = _overflow(loss, norm, scaler)
+    refused = (~(finite | overflowed)).float()
+    named = {part_metric(Metric.HEAD_GRAD_NORMS, head): value for head, value in heads.items()}
+    return CheckedGradients(norm, named, refused, overflowed.float())
+
+
+def _overflow(loss: Tensor, norm: Tensor, scaler: LossScaler | None) -> Tensor:
+    """Whether float16 overflowed, bool scalar. No error: the scaler lowers its factor."""
+    if scaler is None:
+        return torch.zeros_like(loss, dtype=torch.bool)
+    overflowed = loss.isfinite() & ~norm.isfinite() & scaler.may_overflow()
+    scaler.adapt(overflowed)
+    return overflowed

@@ -1,7 +1,11 @@
 """Running moments: exact over all rows so far, constant during a rollout and its update."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+from esper.tamiyo.policy.interface import ObservationT
 
 _EPSILON = 1e-4
 _CLIP = 10.0
@@ -96,3 +100,19 @@ class RunningMoments:
 
     def _tensors(self) -> dict[str, Tensor]:
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+
+class ObservationMoments(Protocol[ObservationT]):
+    """Running moments of observations, constant between updates."""
+
+    def normalise(self, observation: ObservationT) -> ObservationT:
+        """The normalised observation, which the network receives."""
+        ...
+
+    def update(self, observation: ObservationT, valid: Tensor | None) -> None:
+        """Include the observations of a rollout, ``[T, N]``; only ``valid`` ones if given."""
+        ...
+
+    def parts(self) -> dict[str, RunningMoments]:
+        """The moments by name, for the checkpoint."""
+        ...

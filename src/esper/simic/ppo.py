@@ -1,7 +1,7 @@
 """Proximal policy optimisation of a recurrent policy (Schulman et al., 2017).
 
-With V-trace instead of generalised advantages, the same learner is that of IMPALA; see
-``simic.impala.estimator``.
+With another estimator of advantages and an older copy that acts, the same learner is that of other
+algorithms; see ``simic.algorithms``.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,19 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric, part_metric
 from esper.simic.actor import OlderActor, PolicyActor
 from esper.simic.advantage import explained_variance
-from esper.simic.checked_gradients import backward, check_gradients
 from esper.simic.compiled import Compiled, is_compiler_error
 from esper.simic.estimates import Estimates, Estimator, GeneralisedEstimator
-from esper.simic.gradients import GradientNorms
+from esper.simic.gradients import (
+    GradientNorms,
+    LossScaler,
+    Refusal,
+    all_finite,
+    backward,
+    check_gradients,
+    first_not_finite,
+)
 from esper.simic.loss import weighted_mean
-from esper.simic.loss_scaler import LossScaler
-from esper.simic.nonfinite import Refusal, all_finite, first_not_finite
-from esper.simic.normalise import RunningMoments
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.rollout import Rollout
 from esper.simic.schedules import AdaptiveRate, Schedules

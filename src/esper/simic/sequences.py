@@ -19,8 +19,8 @@ class Sequences(Generic[ObservationT]):
     Attributes:
         observation: normalised.
         actions: int64 ``[L, M, heads]``.
-        old_log_prob: log-probability of the actions before the update: with PPO when they were
-            taken, with IMPALA under the policy at the start of the update.
+        old_log_prob: log-probability of the actions relative to which the loss takes importance
+            ratios, see ``Estimates``.
         advantages: normalised.
         targets: normalised value targets.
         hidden: recurrent state before each sequence, tensors ``[layers, M, width]``.

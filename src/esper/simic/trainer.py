@@ -11,12 +11,9 @@ from torch import Tensor, nn
 
 from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric
-from esper.simic.checked_gradients import backward, check_gradients
 from esper.simic.compiled import is_compiler_error, log_uncompiled
-from esper.simic.gradients import GradientNorms
-from esper.simic.loss_scaler import LossScaler
-from esper.simic.normalise import RunningMoments
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.gradients import GradientNorms, LossScaler, backward, check_gradients
+from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.update_metrics import Metrics
 from esper.tamiyo.policy.action_masks import ActionMasks

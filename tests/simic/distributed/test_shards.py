@@ -10,12 +10,11 @@ import torch
 
 from esper.leyline.config import unflatten
 from esper.nissa.hub import Hub
+from esper.simic.actor import snapshot
 from esper.simic.distributed.remote_actors import ShardProcess
 from esper.simic.distributed.wire import as_arrays, as_tensors
-from esper.simic.impala.lagged_actor import snapshot
-from esper.simic.training.actor_specs import actor_specs, data_from_files
+from esper.simic.training.actor_specs import actor_specs, data_from_files, joined_rollout
 from esper.simic.training.growth_trainee import GrowthTrainee
-from esper.simic.training.joined_rollouts import joined_rollout
 from esper.simic.training.remote_growth import GrowthShard
 from esper.simic.training.setup import resolve_tasks
 from esper.simic.training.vectorized import train_impala

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline.config import ImpalaConfig, LearnerConfig, check, unflatten
+from esper.leyline.config import LearnerConfig, check, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
+from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.estimates import GroupedEstimator
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
@@ -37,7 +38,13 @@ def rollout() -> Rollout[Observation]:
 
 def agent(grouped: bool, impala: ImpalaConfig | None = None) -> PPOAgent[Observation]:
     config = LearnerConfig(lstm_hidden=8, group_baseline=grouped)
-    return growth_agent(config, 0, CPU, impala=impala, group_size=SIZE)
+    return growth_agent(
+        config,
+        0,
+        CPU,
+        learner_arguments=impala and impala.learner_arguments(config),
+        group_size=SIZE,
+    )
 
 
 def advantages(learner: PPOAgent[Observation], rollout: Rollout[Observation]) -> Tensor:

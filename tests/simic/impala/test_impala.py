@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import HEADS
-from esper.leyline.config import ImpalaConfig, LearnerConfig
+from esper.leyline.config import LearnerConfig
+from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.graphs.captured_agent import CapturedAgent
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.gym.collect import collect
-from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
@@ -28,7 +28,11 @@ GYM = {"rollout_steps": 25, **ONE_STEP}
 
 def growth(impala: ImpalaConfig | None, **settings: Any) -> PPOAgent:
     config = LearnerConfig(**{"lstm_hidden": 16, **ONE_STEP, **settings})
-    return growth_agent(config, 0, CPU, impala=impala)
+    return growth_agent(config, 0, CPU, learner_arguments=arguments_of(impala, config))
+
+
+def arguments_of(impala: ImpalaConfig | None, config: LearnerConfig) -> dict[str, Any]:
+    return {} if impala is None else impala.learner_arguments(config)
 
 
 def rollout_of(agent: PPOAgent, episode: int) -> Rollout:
@@ -303,7 +307,7 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(lag: int) -> None:
     impala = ImpalaConfig(lag=lag)
     recorder = Replayer()
     agents = [
-        growth_agent(config, 0, CPU, impala=impala),
+        growth_agent(config, 0, CPU, learner_arguments=arguments_of(impala, config)),
         CapturedAgent(
             config,
             0,
@@ -311,7 +315,7 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(lag: int) -> None:
             lambda: FactoredLSTM(8),
             GrowthMoments(CPU),
             recorder=recorder,
-            **impala_arguments(config, impala),
+            **arguments_of(impala, config),
         ),
     ]
     results = [
@@ -349,7 +353,14 @@ def test_a_compiled_policy_learns_the_same(monkeypatch) -> None:
     torch._dynamo.reset()
     config = LearnerConfig(lstm_hidden=8, **ONE_STEP)
     plain, compiled = (
-        growth_agent(config, 0, CPU, None, mode, impala=ImpalaConfig(lag=1))
+        growth_agent(
+            config,
+            0,
+            CPU,
+            None,
+            mode,
+            learner_arguments=arguments_of(ImpalaConfig(lag=1), config),
+        )
         for mode in ("off", "default")
     )
     for episode in range(3):
@@ -363,7 +374,9 @@ def test_a_compiled_policy_learns_the_same(monkeypatch) -> None:
 
 def test_half_precision_evaluates_as_it_acts() -> None:
     config = LearnerConfig(lstm_hidden=16, **ONE_STEP)
-    agent = growth_agent(config, 0, CPU, torch.bfloat16, impala=ImpalaConfig())
+    agent = growth_agent(
+        config, 0, CPU, torch.bfloat16, learner_arguments=arguments_of(ImpalaConfig(), config)
+    )
     summary = agent.update(rollout_of(agent, 0))
     assert summary["lag_kl"] == pytest.approx(0.0, abs=1e-3)
     assert summary["refused"] == 0.0

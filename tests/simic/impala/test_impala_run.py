@@ -11,7 +11,7 @@ from esper.karn.runs import inspect
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
-from esper.leyline.events import PPOUpdateCompleted, TrainingStarted, UpdateRefused
+from esper.leyline.events import PolicyUpdateCompleted, TrainingStarted, UpdateRefused
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_latest
@@ -48,7 +48,7 @@ def test_a_resumed_run_ends_in_the_same_bits(settings: dict, tmp_path: Path) -> 
     mine, theirs = (tensors(load_latest(run.path).parts) for run in (cut, whole))
     assert mine.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
-    traces = [[u.metrics for u in read_events(r.path, PPOUpdateCompleted)] for r in (cut, whole)]
+    traces = [[u.metrics for u in read_events(r.path, PolicyUpdateCompleted)] for r in (cut, whole)]
     assert traces[0] == traces[1]
     assert traces[0][-1]["lag_kl"] > 0.0
 
@@ -145,7 +145,7 @@ def test_a_run_with_a_lag_keeps_to_actors_or_to_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "default"), [("impala", "1"), ("ppo", "4; with --gym: 10")])
 def test_the_help_shows_the_defaults_of_the_command(program: str, default: str, capsys) -> None:
-    assert guarded(esper, ["train", program, "--help"]) == 0
+    assert guarded(esper, ["train", program, "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"Passes over the rollout of each round. (default: {default})" in text
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline.config import ImpalaConfig, LearnerConfig
+from esper.leyline.config import LearnerConfig
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
+from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.growth.agent import growth_agent
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import (
@@ -109,7 +110,9 @@ def test_metrics_are_means_over_steps_without_padding() -> None:
 
 def impala_of(**settings) -> PPOAgent:
     config = {"lstm_hidden": 16, "ppo_epochs": 1, "minibatches": 1, "max_gradient_norm": 1e9}
-    return growth_agent(LearnerConfig(**{**config, **settings}), 0, CPU, impala=ImpalaConfig())
+    learner = LearnerConfig(**{**config, **settings})
+    arguments = ImpalaConfig().learner_arguments(learner)
+    return growth_agent(learner, 0, CPU, learner_arguments=arguments)
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -16,7 +16,7 @@ from esper.karn.store import read_events
 from esper.leyline.config import unflatten
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.errors import UsageError
-from esper.leyline.events import PPOUpdateCompleted, TrainingFinished, TrainingStarted
+from esper.leyline.events import PolicyUpdateCompleted, TrainingFinished, TrainingStarted
 from esper.leyline.metrics import METRICS
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
@@ -56,8 +56,8 @@ def learned(
     return learn_offline(kind(**given))
 
 
-def updates(run: Path) -> list[PPOUpdateCompleted]:
-    return list(read_events(run, PPOUpdateCompleted))
+def updates(run: Path) -> list[PolicyUpdateCompleted]:
+    return list(read_events(run, PolicyUpdateCompleted))
 
 
 # --- what a run leaves ----------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from esper.leyline.config.offline import OfflineConfig
 from esper.leyline.metrics import Metric
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.batches import EpisodeLoader, groups_of
-from esper.simic.offline.methods import loss_of
-from esper.simic.offline.vine import Vine, branches, relative
+from esper.simic.offline.methods import Vine, branches, loss_of, relative
 from esper.simic.records.episodes import Episodes
 from esper.simic.trainer import Batch
 from esper.tamiyo.policy.interface import Evaluation

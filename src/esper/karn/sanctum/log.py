@@ -19,6 +19,7 @@ from esper.leyline.events import (
     DecisionsMade,
     EpochCompleted,
     Event,
+    PPOUpdateCompleted,
     SeedContributions,
     SeedSignalsMeasured,
     StepEvent,
@@ -99,7 +100,9 @@ class Index:
         except (msgspec.DecodeError, UnicodeDecodeError):
             self.corrupt += 1
             return
-        kind = type(event)
+        # The updates of all algorithms are one sequence.
+        learned = isinstance(event, PPOUpdateCompleted)
+        kind = PPOUpdateCompleted if learned else type(event)
         if kind in _OUTLINES:
             location = Location(self.lines, offset, len(line), event.round, event.step)
             self.locations[_OUTLINES[kind]].append(location)

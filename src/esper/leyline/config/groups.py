@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from esper.leyline.config.algorithm import AlgorithmConfig
 from esper.leyline.config.setting import (
     FRACTION,
     NOT_NEGATIVE,
@@ -18,9 +19,9 @@ from esper.leyline.config.setting import (
     up_to,
 )
 
-Algorithm = Literal["ppo", "impala", "imitation", "offline"]
-ALGORITHMS: tuple[Algorithm, ...] = ("ppo", "impala")
-"""The algorithms that learn while they act; the others learn from records alone."""
+Compile = Literal["auto", "off", "default", "reduce-overhead", "max-autotune"]
+HalfPrecision = Literal["auto", "bfloat16", "float16"]
+TelemetryLevel = Literal["off", "minimal", "normal", "debug"]
 Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"]
 
 
@@ -28,10 +29,10 @@ Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic
 class WorldConfig:
     """What to train, and for how long."""
 
-    task: tuple[str, ...] = setting(("digits_shift",), only="growth")
+    task: tuple[str, ...] = setting(("digits_shift",), only="growth", main=True)
     """Tasks that the hosts learn: names of tasks or suites; `esper tasks` lists them. Each group of
     environments draws one of the tasks for each episode."""
-    plugin: tuple[str, ...] = setting((), on_resume=True)
+    plugin: tuple[str, ...] = setting((), on_resume=True, main=True)
     """Python files that register your own tasks and blueprints."""
     data_dir: str = setting("./data", only="growth", on_resume=True)
     """Directory with the data files of tasks that need them, such as cifar-10-batches-bin or
@@ -42,7 +43,7 @@ class WorldConfig:
     split_seed: int = setting(0, SEEDS, only="growth")
     """Seed of the split into training, validation and test images, in [0, 2^32), for tasks that
     draw it; data in files and texts have a fixed split and ignore it."""
-    slots: tuple[str, ...] = setting((), only="growth")
+    slots: tuple[str, ...] = setting((), only="growth", main=True)
     """Slots in which seeds may grow: names such as r0c0, or early, mid, late; by default all
     slots."""
     max_seeds: int | None = setting(None, up_to(1_000_000), only="growth")
@@ -54,17 +55,18 @@ class WorldConfig:
         aliases=("episodes", "n_episodes"),
         defaults={"gym": 100, "heuristic": 1},
         on_resume=True,
+        main=True,
     )
     """Total number of rounds; a round is one episode of every environment and one update."""
-    envs: int = setting(32, up_to(65_536), aliases=("n_envs",), defaults={"gym": 8})
+    envs: int = setting(32, up_to(65_536), aliases=("n_envs",), defaults={"gym": 8}, main=True)
     """Number of environments that train in parallel, not counting never-grow twins."""
-    group_size: int = setting(8, up_to(1_000_000), only="growth")
+    group_size: int = setting(8, up_to(1_000_000), only="growth", main=True)
     """Number of environments that share the initial host, the data and one never-grow twin."""
     common_seeds: bool = setting(False, only="growth")
     """Whether seeds that germinate in the same step and slot of a group start from the same
     weights. Environments of a group then stay equal until their actions differ."""
     episode_length: int | None = setting(
-        None, up_to(100_000), aliases=("max_epochs",), only="growth"
+        None, up_to(100_000), aliases=("max_epochs",), only="growth", main=True
     )
     """Environment steps per episode; the host trains for one epoch per step. By default set by
     the task."""
@@ -74,7 +76,7 @@ class WorldConfig:
         None, Range(2, 65_536), aliases=("batch_size_per_env",), only="growth"
     )
     """Samples per minibatch, at least 2 because of BatchNorm; by default set by the task."""
-    reward: Reward = setting("paired", aliases=("reward_mode",), only="growth")
+    reward: Reward = setting("paired", aliases=("reward_mode",), only="growth", main=True)
     """Reward mode. terminal: the final utility, paid on the last step. paired: the final utility
     relative to the twin, paid step by step. utility: the utility of every step. shaped, simplified,
     basic and sparse: modes of the prior system. See docs/rewards.md."""
@@ -88,7 +90,7 @@ class WorldConfig:
     one_at_a_time: bool = setting(True, only="growth")
     """Whether a seed may germinate only while no other seed is germinated or training and no slot
     is closed after a prune."""
-    seed: int = setting(42, SEEDS)
+    seed: int = setting(42, SEEDS, main=True)
     """Root seed of all random numbers, in [0, 2^32)."""
 
 
@@ -96,13 +98,13 @@ class WorldConfig:
 class GymConfig:
     """A Gymnasium task instead of growing networks (docs/gymnasium.md)."""
 
-    gym: str | None = setting(None, only="gym")
+    gym: str | None = setting(None, only="gym", main=True)
     """Id of the environment, such as CartPole-v1 or module:id. Settings of growing networks are
     then refused, and some other settings have different defaults."""
     gym_args: tuple[str, ...] = setting((), only="gym")
     """Arguments of the environment, each as NAME=VALUE with the value in JSON, such as
     length=32."""
-    rollout_steps: int = setting(128, up_to(100_000), only="gym")
+    rollout_steps: int = setting(128, up_to(100_000), only="gym", main=True)
     """Steps per environment between two updates, which is the length of a round."""
     memory: Literal["lstm", "none"] = setting("lstm", only="gym")
     """Memory of the policy; with none, the policy sees only the current observation."""
@@ -117,43 +119,17 @@ class GymConfig:
 class MethodConfig:
     """The learning algorithm. No flag sets it: the command does."""
 
-    algorithm: Algorithm = setting("ppo", defaults={"impala": "impala"})
+    algorithm: str = "ppo"
     """Algorithm by which the policy learns: esper train ppo, impala, imitation or offline."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImpalaConfig:
-    """How esper train impala learns from rollouts of an older policy (docs/learning.md)."""
-
-    actors: int = setting(0, Range(0, 10_000), only="impala", on_resume=True)
-    """Number of actors, which collect the rollouts in processes of their own, on ray (extra `ray`);
-    each has a part of the environments and takes one CPU. With 0, the learner's process collects
-    them."""
-    ray_address: str | None = setting(None, only="impala", on_resume=True)
-    """Head node of the ray cluster on which the actors run, as HOST:PORT, or auto for the cluster
-    that this machine belongs to; by default ray is started on this machine."""
-    lag: int | None = setting(None, Range(0, 1_000), only="impala")
-    """Without actors: number of updates by which the policy that acts is behind the one that
-    learns, by default 0. The lag is artificial: it shows, in one process, what actors elsewhere
-    cause. With actors: largest number of updates by which the weights of a rollout may be behind,
-    by default 1; with 0, actors wait for every update, and results are those of one process."""
-    correction: Literal["vtrace", "none"] = setting("vtrace", only="impala")
-    """Correction of the lag: vtrace weights every step by the importance ratio of its action; none
-    learns as if the current policy had acted."""
-    rho_clip: float = setting(1.0, POSITIVE, only="impala")
-    """Maximum importance ratio in the errors of V-trace (rho bar). It decides which policy the
-    critic values: with a large one the policy that learns, with a small one the policy that
-    acted."""
-    c_clip: float = setting(1.0, POSITIVE, only="impala")
-    """Maximum importance ratio in the traces of V-trace (c bar), at most rho_clip. It trades bias
-    for variance only while the critic is inexact."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerConfig:
     """How the policy learns."""
 
-    learning_rate: float = setting(1e-3, POSITIVE, aliases=("lr",), defaults={"gym": 1.5e-3})
+    learning_rate: float = setting(
+        1e-3, POSITIVE, aliases=("lr",), defaults={"gym": 1.5e-3}, main=True
+    )
     """Learning rate of Adam, for the policy and the critic."""
     value_learning_rate: float | None = setting(None, POSITIVE)
     """Learning rate of the critic's own layers; by default that of the policy. The schedule of the
@@ -177,10 +153,10 @@ class LearnerConfig:
     """Target for the approximate KL divergence of an update, in nats: the learning rate adapts to
     meet it. Cannot be combined with --lr-decay."""
     ppo_epochs: int = setting(
-        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10, "impala": 1}
+        4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}, main=True
     )
     """Passes over the rollout of each round."""
-    minibatches: int = setting(4, up_to(1_000_000))
+    minibatches: int = setting(4, up_to(1_000_000), main=True)
     """Minibatches per pass, each a set of whole sequences: episodes, or for a Gymnasium task the
     part of each episode within the rollout."""
     clip: float = setting(0.2, POSITIVE, aliases=("clip_ratio",))
@@ -194,7 +170,7 @@ class LearnerConfig:
     """Final clip range as a fraction of the initial one."""
     clip_step_size: int = setting(10, up_to(10_000_000))
     """Updates between two reductions with --clip-decay step."""
-    discount: float = setting(1.0, FRACTION, aliases=("gamma",), defaults={"gym": 0.99})
+    discount: float = setting(1.0, FRACTION, aliases=("gamma",), defaults={"gym": 0.99}, main=True)
     """Discount factor (gamma) per step."""
     trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",), defaults={"gym": 0.98})
     """Lambda of generalised advantage estimation (GAE) and of V-trace."""
@@ -202,7 +178,9 @@ class LearnerConfig:
     """Subtract from each advantage the mean of those of the other environments of its group in the
     same step (leave-one-out). A group shares its host, so what is left does not depend on how much
     that host can gain."""
-    entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0})
+    entropy: float = setting(
+        0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0}, main=True
+    )
     """Weight of the entropy bonus, in reward per nat."""
     entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
     """Decay of the entropy weight; entropy_decay_steps, entropy_end_factor and entropy_step_size
@@ -224,7 +202,7 @@ class LearnerConfig:
         128, up_to(16_384), aliases=("lstm_hidden_dim",), defaults={"gym": 64}
     )
     """Width of the LSTM."""
-    initial_policy: str | None = setting(None, only="growth")
+    initial_policy: str | None = setting(None, only="growth", main=True)
     """Policy that learning starts from, with its critic and the moments of its observations: the
     run directory of PPO, IMPALA, imitation or offline learning, or a learned policy that comes with
     Esper, by its name. Its LSTM must have the same width. By default learning starts from random
@@ -238,7 +216,7 @@ class LearnerConfig:
 class MachineConfig:
     """Where the run computes, and in which precision."""
 
-    device: str = setting("cpu", on_resume=True)
+    device: str = setting("cpu", on_resume=True, main=True)
     """Device of the policy, such as cpu or cuda:0, and of the hosts unless devices is given."""
     devices: tuple[str, ...] = setting(("cpu",), on_resume=True)
     """Devices across which the hosts are distributed, such as cuda:0 cuda:1; the policy runs on the
@@ -249,12 +227,10 @@ class MachineConfig:
     are preloaded. Has no effect on a CPU."""
     experimental_gpu_preload_gather: bool = setting(False, only="growth", on_resume=True)
     """Gather minibatches on the device, as --gpu-preload always does; implies --gpu-preload."""
-    compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = setting(
-        "auto", aliases=("compile_mode",)
-    )
+    compile: Compile = setting("auto", aliases=("compile_mode",))
     """Mode of torch.compile for the policy's layers around the LSTM. auto compiles on CUDA, where
     steps are also captured as CUDA graphs, but not on a CPU, where compiling was slower."""
-    threads: int | None = setting(None, up_to(os.cpu_count() or 1), on_resume=True)
+    threads: int | None = setting(None, up_to(os.cpu_count() or 1), on_resume=True, main=True)
     """Number of CPU threads, across which the hosts are distributed; by default torch decides, and
     a Gymnasium task has one."""
     backend: Literal["auto", "torch", "native"] = setting("auto", only="growth", on_resume=True)
@@ -263,7 +239,7 @@ class MachineConfig:
     use_amp: bool = setting(False, aliases=("amp",), only="growth")
     """Train the hosts in mixed precision, on CUDA or on a CPU with --backend torch.
     ESPER_DISABLE_AMP=1 disables it."""
-    amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    amp_dtype: HalfPrecision = "auto"
     """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
     (bfloat16; float16 on a device without bfloat16)."""
     tf32: bool = setting(True, on_resume=True)
@@ -275,13 +251,11 @@ class MachineConfig:
 class OutputConfig:
     """What the run writes, and where."""
 
-    telemetry_dir: str = setting("./runs", on_resume=True)
+    telemetry_dir: str = setting("./runs", on_resume=True, main=True)
     """Directory in which the run creates its own directory."""
-    name: str | None = None
+    name: str | None = setting(None, main=True)
     """Name of the run's own directory; by default the time and what is trained."""
-    telemetry_level: Literal["off", "minimal", "normal", "debug"] = setting(
-        "normal", on_resume=True
-    )
+    telemetry_level: TelemetryLevel = setting("normal", on_resume=True, main=True)
     """Amount of telemetry: off (no events), minimal (a few lines per round), normal (every step),
     debug (also the signals of every seed). It does not affect what is computed."""
     events_megabytes: int = setting(8, up_to(1_000_000), on_resume=True)
@@ -296,7 +270,7 @@ class OutputConfig:
     """Rounds between two checkpoints; the last round is always saved."""
     keep_checkpoints: int = setting(3, up_to(10_000_000), on_resume=True)
     """Number of most recent checkpoints to keep."""
-    record: bool = setting(False, only="growth", on_resume=True)
+    record: bool = setting(False, only="growth", on_resume=True, main=True)
     """Whether to keep the rollout of each round (observations, actions, log-probs, values, rewards)
     as a file in the run directory; see docs/records.md."""
     record_last: int | None = setting(None, up_to(10_000_000), only="growth", on_resume=True)
@@ -311,18 +285,7 @@ class TrainConfig:
     gymnasium: GymConfig = field(default_factory=GymConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    impala: ImpalaConfig = field(default_factory=ImpalaConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """Those that only the algorithm of the run has."""
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
-
-
-def lag_of(impala: ImpalaConfig) -> int:
-    """The lag, by default 0 without and 1 with actors."""
-    if impala.lag is not None:
-        return impala.lag
-    return 1 if impala.actors else 0
-
-
-def impala_of(config: TrainConfig) -> ImpalaConfig | None:
-    """The settings of IMPALA, None for a run that learns by PPO."""
-    return config.impala if config.method.algorithm == "impala" else None

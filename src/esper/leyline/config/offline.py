@@ -1,18 +1,18 @@
 """The settings of learning from records: ``esper train imitation`` and ``esper train offline``."""
 
-import os
 from dataclasses import dataclass
 from typing import Literal
 
-from esper.leyline.config.setting import (
-    FRACTION,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SEEDS,
-    Range,
-    setting,
-    up_to,
+from esper.leyline.config.groups import (
+    Compile,
+    HalfPrecision,
+    LearnerConfig,
+    MachineConfig,
+    OutputConfig,
+    TelemetryLevel,
+    WorldConfig,
 )
+from esper.leyline.config.setting import POSITIVE, Range, setting, shared, up_to
 
 OfflineMethod = Literal["awr", "vine", "vtrace", "bc"]
 
@@ -34,46 +34,34 @@ class ImitationConfig:
     """Number of epochs without a lower held-out loss after which learning ends."""
     batch_size: int = setting(16, up_to(65_536))
     """Number of whole episodes in a batch."""
-    learning_rate: float = setting(1e-3, POSITIVE, aliases=("lr",))
-    """Learning rate of Adam, for the policy and the critic."""
-    value_weight: float = setting(0.5, NOT_NEGATIVE, aliases=("value_coef",))
+    learning_rate: float = shared(LearnerConfig, "learning_rate")
+    value_weight: float = shared(LearnerConfig, "value_weight")
     """Weight of the critic's error; with 0, a clone's critic learns nothing."""
-    max_gradient_norm: float = setting(0.5, POSITIVE)
-    """Maximum norm of the policy's gradient; larger gradients are clipped to it."""
-    discount: float = setting(1.0, FRACTION, aliases=("gamma",))
-    """Discount factor (gamma) of the returns per step."""
-    lstm_hidden: int = setting(128, up_to(16_384), aliases=("lstm_hidden_dim",))
-    """Width of the LSTM."""
-    seed: int = setting(42, SEEDS)
+    max_gradient_norm: float = shared(LearnerConfig, "max_gradient_norm")
+    discount: float = shared(LearnerConfig, "discount")
+    lstm_hidden: int = shared(LearnerConfig, "lstm_hidden")
+    seed: int = shared(WorldConfig, "seed")
     """Seed of the initial weights, of the held-out episodes and of the order of the others, in
     [0, 2^32)."""
-    device: str = setting("cpu", on_resume=True)
+    device: str = shared(MachineConfig, "device")
     """Device of the policy, such as cpu or cuda:0."""
-    compile: Literal["auto", "off", "default", "reduce-overhead", "max-autotune"] = setting(
-        "auto", aliases=("compile_mode",), on_resume=True
-    )
+    compile: Compile = shared(MachineConfig, "compile", on_resume=True)
     """Mode of torch.compile for the training step. auto compiles on CUDA, but not on a CPU, where
     the native library computes the policy and compiling was slower."""
     amp: bool | None = setting(None, aliases=("use_amp",))
     """Whether encoder and LSTM learn in half precision; by default on CUDA only. The policy that
     results acts in float32. ESPER_DISABLE_AMP=1 disables it."""
-    amp_dtype: Literal["auto", "bfloat16", "float16"] = "auto"
+    amp_dtype: HalfPrecision = shared(MachineConfig, "amp_dtype")
     """Dtype of --amp: bfloat16, float16 (with loss scaling), or auto (bfloat16; float16 on a device
     without bfloat16)."""
-    tf32: bool = setting(True, on_resume=True)
-    """Whether float32 products on CUDA are computed in TF32, which rounds their factors to 10 bits;
-    --no-tf32 computes them in full precision. Has no effect on a CPU."""
-    threads: int | None = setting(None, up_to(os.cpu_count() or 1), on_resume=True)
+    tf32: bool = shared(MachineConfig, "tf32")
+    threads: int | None = shared(MachineConfig, "threads")
     """Number of CPU threads; by default torch decides."""
-    telemetry_dir: str = setting("./runs", on_resume=True)
-    """Directory in which the run creates its own directory."""
-    name: str | None = None
-    """Name of the run's own directory; by default the time and what is trained."""
-    telemetry_level: Literal["off", "minimal", "normal", "debug"] = setting(
-        "normal", on_resume=True
-    )
+    telemetry_dir: str = shared(OutputConfig, "telemetry_dir")
+    name: str | None = shared(OutputConfig, "name")
+    telemetry_level: TelemetryLevel = shared(OutputConfig, "telemetry_level")
     """Amount of telemetry: off (no events), or a few lines per epoch."""
-    keep_checkpoints: int = setting(3, up_to(10_000_000), on_resume=True)
+    keep_checkpoints: int = shared(OutputConfig, "keep_checkpoints")
     """Number of most recent checkpoints to keep; an epoch is saved if it is the best so far."""
 
 
@@ -97,8 +85,8 @@ class OfflineConfig(ImitationConfig):
     """Maximum importance ratio in the errors of vtrace (rho bar), see esper train impala."""
     c_clip: float = setting(1.0, POSITIVE)
     """Maximum importance ratio in the traces of vtrace (c bar), at most rho_clip."""
-    trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",))
+    trace_decay: float = shared(LearnerConfig, "trace_decay")
     """Lambda of vtrace."""
-    entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",))
+    entropy: float = shared(LearnerConfig, "entropy")
     """Weight of the entropy bonus of vtrace, in reward per nat; in vine, weight of the mean
     log-probability of the recorded branches, which keeps all of them possible."""

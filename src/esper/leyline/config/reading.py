@@ -4,18 +4,30 @@ import dataclasses
 from typing import Any
 
 from esper.leyline.config import former
+from esper.leyline.config.algorithm import algorithms, own_fields, own_spellings, owner_of
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.setting import Run, about, settings_of, spellings
 from esper.leyline.config.values import shown, typed
 from esper.leyline.errors import UsageError, suggestion
 
 
+def run_settings() -> dict[str, dataclasses.Field[Any]]:
+    """All settings of runs by name: the common ones, then those of single algorithms."""
+    return {**settings_of(TrainConfig), **own_fields()}
+
+
 def defaults_of(*kinds: Run) -> TrainConfig:
-    """The default configuration of a run; where kinds differ, the last one counts."""
-    own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
+    """The default configuration of a run; where kinds differ, the last one counts.
+
+    A kind is one of ``Run``, or the name of an algorithm.
+    """
+    defaults = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
     config = TrainConfig()
     for run in kinds:
-        config = _with(config, {name: own[name][run] for name in own if run in own[name]})
+        values = {name: defaults[name][run] for name in defaults if run in defaults[name]}
+        if run in algorithms():
+            values |= {"algorithm": run, **algorithms()[run].defaults}
+        config = _with(config, values)
     return config
 
 
@@ -28,7 +40,7 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
     return {
         name: list(v) if isinstance(v, tuple) else v
         for name, v in flat.items()
-        if about(fields[name]).only in kinds
+        if name not in fields or about(fields[name]).only in kinds
     }
 
 
@@ -57,9 +69,9 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
 
 
 def _kinds(config: TrainConfig) -> tuple[Run, ...]:
-    """The kinds of run that a configuration describes."""
+    """The kinds of run that a configuration describes: its world, and its algorithm."""
     world: Run = "growth" if config.gymnasium.gym is None else "gym"
-    return (world, "impala") if config.method.algorithm == "impala" else (world,)
+    return world, config.method.algorithm
 
 
 def canonical(settings: dict[str, Any]) -> dict[str, Any]:
@@ -68,18 +80,23 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
-    given: dict[str, Any] = {}
-    fields, names = settings_of(TrainConfig), spellings(TrainConfig)
+    values_by_name: dict[str, Any] = {}
+    fields, names = run_settings(), spellings(TrainConfig) | own_spellings()
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
         if word not in names:
-            hint = suggestion(word, names, "esper train ppo --help lists all settings")
+            hint = suggestion(word, names, "esper train ppo --help-all lists all settings")
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
-        if name in given and given[name] != value:
+        if name in values_by_name and values_by_name[name] != value:
             raise UsageError(f"{key}: {name} was already given another value; keep one of them")
-        given[name] = value
-    return _with_devices({name: typed(name, v, fields[name].type) for name, v in given.items()})
+        values_by_name[name] = value
+    values = {name: typed(name, v, fields[name].type) for name, v in values_by_name.items()}
+    algorithm = values.get("algorithm", "ppo")
+    if algorithm not in algorithms():
+        choices = ", ".join(map(repr, algorithms()))
+        raise UsageError(f"algorithm: must be one of {choices}, got {shown(algorithm)}")
+    return _with_devices(values)
 
 
 def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
@@ -99,10 +116,13 @@ def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
 
 def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
     groups = {}
+    kind = algorithms()[given.get("algorithm", base.method.algorithm)].group
+    if type(base.algorithm) is not kind:
+        base = dataclasses.replace(base, algorithm=kind())
     for group in dataclasses.fields(TrainConfig):
         part = getattr(base, group.name)
-        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
-        groups[group.name] = dataclasses.replace(part, **own)
+        group_values = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
+        groups[group.name] = dataclasses.replace(part, **group_values)
     return TrainConfig(**groups)
 
 
@@ -110,7 +130,13 @@ def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
     """Refuse settings of other kinds of run than ``kinds``."""
     fields = settings_of(TrainConfig)
     for name in given:
-        only = None if name == "gym" else about(fields[name]).only
+        owner = owner_of(name)
+        if owner is not None and owner.name not in kinds:
+            raise UsageError(
+                f"{name}: belongs to {owner.title}; train with esper train {owner.name}, or leave "
+                "it out"
+            )
+        only = None if name == "gym" or owner is not None else about(fields[name]).only
         if only is not None and only not in kinds:
             raise UsageError(f"{name}: {_MISPLACED[only]}")
 
@@ -118,6 +144,5 @@ def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
 _MISPLACED: dict[Run, str] = {
     "growth": "belongs to growing networks, not to --gym; leave it out",
     "gym": "belongs to a Gymnasium task; give --gym ID, or leave it out",
-    "impala": "belongs to IMPALA; train with esper train impala, or leave it out",
 }
 """By kind of run: what to do with a setting that another kind was given."""

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from esper.leyline.config.values import shown
 from esper.leyline.errors import UsageError
 
-Run = Literal["growth", "gym", "heuristic", "impala"]
-"""Kinds of run: a policy that learns on growing networks or on a Gymnasium task, the heuristic, and
-either of the first two with IMPALA instead of PPO."""
+Run = str
+"""Kinds of run: a policy that learns on growing networks (``growth``) or on a Gymnasium task
+(``gym``), the ``heuristic``, or the name of an algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Setting:
         flag: type of its flag where a command takes it from a function's options; None for none.
         in_recipe: whether the function ``recipe`` of a user's file may give it.
         meaning: its description, if that is not the docstring of the field.
+        main: whether ``--help`` shows it where a command has many settings.
     """
 
     within: Range | None = None
@@ -78,11 +79,32 @@ class Setting:
     flag: Any = None
     in_recipe: bool = False
     meaning: str | None = None
+    main: bool = False
 
 
 def setting(default: Any = MISSING, within: Range | None = None, **more: Any) -> Any:
     """A dataclass field whose metadata hold ``Setting(within=within, **more)``."""
     return field(default=default, metadata={Setting: Setting(within=within, **more)})
+
+
+def shared(kind: type, name: str, **more: Any) -> Any:
+    """A field like the setting ``name`` of ``kind``: same default, range, aliases and docstring.
+
+    ``more`` are properties that differ, such as ``on_resume``.
+    """
+    field_of_kind = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
+    common = about(field_of_kind)
+    copy = Setting(within=common.within, aliases=common.aliases, on_resume=common.on_resume)
+    metadata = {Setting: dataclasses.replace(copy, **more), Origin: Origin(kind, name)}
+    return field(default=field_of_kind.default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The setting that a shared one is a copy of."""
+
+    kind: type
+    name: str
 
 
 def about(field: Field[Any]) -> Setting:
@@ -96,11 +118,11 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
 
 
 def _settings(kind: type) -> Iterator[Field[Any]]:
-    for own in dataclasses.fields(kind):
-        if isinstance(own.type, type) and dataclasses.is_dataclass(own.type):
-            yield from _settings(own.type)
+    for field_of_kind in dataclasses.fields(kind):
+        if isinstance(field_of_kind.type, type) and dataclasses.is_dataclass(field_of_kind.type):
+            yield from _settings(field_of_kind.type)
         else:
-            yield own
+            yield field_of_kind
 
 
 def spellings(kind: type) -> dict[str, str]:
@@ -111,9 +133,13 @@ def spellings(kind: type) -> dict[str, str]:
 
 @cache
 def meanings(kind: type) -> Mapping[str, str]:
-    """The docstrings of the fields of a dataclass, by field name."""
-    texts: dict[str, str] = {}
+    """The docstrings of the fields of a dataclass, or of those they are copies of, by name."""
+    origins = {f.name: f.metadata.get(Origin) for f in dataclasses.fields(kind)}
+    texts = {name: meanings(one.kind)[one.name] for name, one in origins.items() if one}
     for base in (base for base in reversed(kind.__mro__) if dataclasses.is_dataclass(base)):
+        # A class of groups alone has no texts, and no source if it was made at run time.
+        if all(map(dataclasses.is_dataclass, vars(base).get("__annotations__", {}).values())):
+            continue
         (tree,) = ast.parse(inspect.getsource(base)).body
         assert isinstance(tree, ast.ClassDef)
         for node, text in pairwise(tree.body):

@@ -330,13 +330,23 @@ class GymEpisodes(RoundEvent, tag="GYM_EPISODES"):
 
 
 class PPOUpdateCompleted(RoundEvent, tag="PPO_UPDATE_COMPLETED"):
-    """One update of the policy, or one epoch of learning from records."""
+    """One update of the policy by PPO.
+
+    Earlier versions also wrote it for other algorithms, which have POLICY_UPDATE_COMPLETED now.
+    """
 
     update: int
     """Number of the update, from 1."""
     metrics: dict[str, Number | None]
     """The metrics by the names below. null means that there was nothing to measure: a head without
     a gradient has no norm, which differs from a norm of NaN."""
+
+
+class PolicyUpdateCompleted(PPOUpdateCompleted, tag="POLICY_UPDATE_COMPLETED"):
+    """One update by another algorithm than PPO, or one epoch of learning from records.
+
+    Who asks for PPO_UPDATE_COMPLETED in Python is given these too.
+    """
 
 
 class UpdateRefused(RoundEvent, tag="UPDATE_REFUSED"):
@@ -452,6 +462,8 @@ _LEAST: dict[type[Event], str] = {
     CounterfactualMatrixComputed: "normal",
     GymEpisodes: "minimal",
     PPOUpdateCompleted: "minimal",
+    PolicyUpdateCompleted: "minimal",
+    PolicyUpdateCompleted: "minimal",
     UpdateRefused: "minimal",
     AnalyticsSnapshot: "minimal",
     AnomalyDetected: "minimal",

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -39,6 +40,21 @@ _ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSettings:
+    """The actors of a run.
+
+    Attributes:
+        count: number of actors.
+        address: head node of their cluster, see ``Cluster``.
+        lag: largest number of updates by which their weights may be behind.
+    """
+
+    count: int
+    address: str | None
+    lag: int
 
 
 class ActorsLost(RuntimeError):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.actor import PolicyActor
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments
 from esper.tamiyo.policy.interface import ObservationT, Policy, RecurrentState
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.leyline.metrics import Metric
 from esper.simic.actor import PolicyActor
 from esper.simic.graphs.capture import Captured, CudaRecorder, Recorder, Tensors
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
 from esper.simic.update_metrics import Metrics

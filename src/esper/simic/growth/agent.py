@@ -1,15 +1,15 @@
 """Construction of the learner of growth policies."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from esper.leyline.config import ImpalaConfig, LearnerConfig
+from esper.leyline.config import LearnerConfig
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.estimates import GeneralisedEstimator, GroupedEstimator
 from esper.simic.graphs.captured_agent import agent_class
 from esper.simic.growth.growth_moments import GrowthMoments
-from esper.simic.impala.learner import impala_arguments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import FeatureNames, Observation
@@ -22,7 +22,7 @@ def growth_agent(
     amp_dtype: torch.dtype | None = None,
     compile_mode: str = "off",
     threads: int = 1,
-    impala: ImpalaConfig | None = None,
+    learner_arguments: Mapping[str, Any] | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
     group_size: int = 1,
     features: FeatureNames | None = None,
@@ -33,7 +33,7 @@ def growth_agent(
         config, seed, device, compile_mode: see ``PPOAgent``.
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
         threads: CPU threads of the native policy, see ``FactoredLSTM``.
-        impala: settings of IMPALA; None learns by PPO.
+        learner_arguments: those of an algorithm other than PPO, see ``AlgorithmConfig``.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
         group_size: environments per group, for the baseline of the group.
         features: the features that the policy observes; all of this version if None.
@@ -51,7 +51,7 @@ def growth_agent(
 
     kind = agent_class(device, compile_mode)
     moments = GrowthMoments(device, features)
-    arguments = impala_arguments(config, impala)
+    arguments = dict(learner_arguments or {})
     if config.group_baseline:
         estimator = arguments.get("estimator") or GeneralisedEstimator.of(config)
         arguments["estimator"] = GroupedEstimator(estimator, group_size)

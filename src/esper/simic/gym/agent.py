@@ -3,13 +3,48 @@
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
-from esper.leyline.config import TrainConfig, impala_of
+from esper.leyline.config import TrainConfig
 from esper.simic.graphs.captured_agent import agent_class
-from esper.simic.gym.box_moments import FlatMoments
-from esper.simic.impala.learner import impala_arguments
+from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
+
+
+class FlatMoments:
+    """Moments of the features of observations.
+
+    Args:
+        width: number of features of an observation.
+        device: device of the moments.
+        active: whether features are normalised; one-hot features should not be.
+    """
+
+    def __init__(self, width: int, device: torch.device, active: bool):
+        self.features = RunningMoments((width,), device)
+        self.active = active
+
+    def normalise(self, observation: FlatObservation) -> FlatObservation:
+        """See ``ObservationMoments.normalise``."""
+        if not self.active:
+            return observation
+        return FlatObservation(self.features.normalise(observation.features), observation.masks)
+
+    def update(self, observation: FlatObservation, valid: Tensor | None) -> None:
+        """See ``ObservationMoments.update``; ignores the final observations of episodes."""
+        if not self.active:
+            return
+        features = observation.features
+        if valid is not None:
+            # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
+            features = torch.where(valid[..., None].to(features.device), features, float("nan"))
+        self.features.update(features)
+
+    def parts(self) -> dict[str, RunningMoments]:
+        """See ``ObservationMoments.parts``."""
+        return {"features": self.features}
+
 
 SMALLEST_DEVIATION = 1e-8
 """Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
@@ -63,7 +98,7 @@ def gym_agent(
         moments,
         compile_mode,
         advantage_floor=SMALLEST_DEVIATION,
-        **impala_arguments(config.learner, impala_of(config)),
+        **config.algorithm.learner_arguments(config.learner),
     )
     agent.shape = asdict(shape)
     return agent

@@ -1,22 +1,92 @@
 """Estimation of advantages and value targets with V-trace."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.kasmina.transfer import moved
-from esper.leyline.config import ImpalaConfig, LearnerConfig
 from esper.leyline.metrics import Metric
 from esper.simic.advantage import generalised_advantages
 from esper.simic.estimates import Estimates
-from esper.simic.impala.reevaluation import reevaluate
 from esper.simic.impala.vtrace import vtrace
 from esper.simic.loss import approximate_kl, weighted_mean
-from esper.simic.normalise import RunningMoments
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.interface import Policy
+from esper.simic.sequences import episode_pieces, padded
+from esper.tamiyo.policy.interface import Evaluation, ObservationT, Policy, full_precision
+
+
+@torch.no_grad()
+def reevaluate(
+    policy: Policy[ObservationT],
+    moments: ObservationMoments[ObservationT],
+    rollout: Rollout[ObservationT],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs and values of a rollout under the current weights and moments.
+
+    The recurrent state at the start of the rollout is that of the policy that acted; the current
+    policy computes all later ones. All sequences pass through the memory in one call.
+
+    Args:
+        policy: evaluates the rollout.
+        moments: normalise its observations.
+        rollout: may have been collected with other weights and moments.
+
+    Returns:
+        log-probs of the actions ``[T, N]``; normalised values ``[T, N]``, which in a step that only
+        reset are those of the final observation of an episode; and the normalised value of the
+        state after the last step ``[N]``, 0 if all episodes ended with that step.
+    """
+    with full_precision(rollout.actions.device):
+        if rollout.valid is None:
+            evaluation = _whole_episodes(policy, moments, rollout)
+            return evaluation.log_prob, evaluation.value, torch.zeros_like(rollout.last_value)
+        return _pieces_of_episodes(policy, moments, rollout, rollout.valid)
+
+
+def _whole_episodes(
+    policy: Policy[ObservationT],
+    moments: ObservationMoments[ObservationT],
+    rollout: Rollout[ObservationT],
+) -> Evaluation:
+    hidden = rollout.hidden or policy.initial_hidden(rollout.actions.shape[1])
+    observation = moments.normalise(rollout.observation)
+    return policy.evaluate_actions(observation, rollout.actions, hidden)
+
+
+def _pieces_of_episodes(
+    policy: Policy[ObservationT],
+    moments: ObservationMoments[ObservationT],
+    rollout: Rollout[ObservationT],
+    valid: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert rollout.last_observation is not None, "the rollout ends within episodes"
+    device = rollout.actions.device
+    first, environment, lengths = episode_pieces(valid)
+    index, _ = padded(first, lengths)
+    # Row T of what follows is the state after the last step, in which no action was taken.
+    last, seen = rollout.last_observation.tensors(), rollout.observation.tensors()
+    time, column = moved(index, device), moved(environment, device)
+    tensors = {
+        name: torch.cat([x, last[name][None].to(x.device)])[time, column]
+        for name, x in seen.items()
+    }
+    observation = type(rollout.observation).from_tensors(tensors)
+    actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, column]
+    continues = moved(first == 0, device)[:, None]
+    hidden = tuple(torch.where(continues, state[:, column], 0.0) for state in rollout.hidden)
+    evaluation = policy.evaluate_actions(moments.normalise(observation), actions, hidden)
+
+    # The inverse of the gathering above: the piece that contains each step, and the place in it.
+    begins = torch.cat([torch.ones_like(valid[:1]), ~valid])
+    piece = (begins.T.flatten().cumsum(0) - 1).view(begins.shape[1], -1).T
+    row = torch.arange(len(begins))[:, None] - first[piece]
+    piece, row = moved(piece, device), moved(row, device)
+    log_prob, value = evaluation.log_prob[row, piece], evaluation.value[row, piece]
+    return log_prob[:-1], value[:-1], value[-1]
+
 
 _ROUNDING = 1e-4
 """Relative difference of importance ratios that is attributed to float32."""
@@ -47,13 +117,6 @@ class VTraceEstimator:
     c_clip: float
     corrected: bool
 
-    @classmethod
-    def of(cls, learner: LearnerConfig, impala: ImpalaConfig) -> Self:
-        """The estimator that the settings describe."""
-        corrected = impala.correction == "vtrace"
-        clips = impala.rho_clip, impala.c_clip
-        return cls(learner.discount, learner.trace_decay, *clips, corrected)
-
     def estimate(
         self,
         rollout: Rollout[Any],
@@ -82,8 +145,8 @@ class VTraceEstimator:
         if not self.corrected:
             log_ratio = torch.zeros_like(log_ratio)
         rewards, ends = rollout.rewards, rollout.terminated
-        given = rewards, values, last_value, ends, self.discount
+        inputs = rewards, values, last_value, ends, self.discount
         clips = self.rho_clip, self.c_clip, self.trace_decay
-        found = vtrace(log_ratio, *given, rollout.cut_off, *clips)
-        _, returns = generalised_advantages(*given, 1.0, rollout.cut_off)
-        return Estimates(values, found.errors, found.targets, returns, log_prob, found.rho, metrics)
+        trace = vtrace(log_ratio, *inputs, rollout.cut_off, *clips)
+        _, returns = generalised_advantages(*inputs, 1.0, rollout.cut_off)
+        return Estimates(values, trace.errors, trace.targets, returns, log_prob, trace.rho, metrics)

@@ -4,7 +4,7 @@ import copy
 from collections import deque
 from typing import Any, Generic
 
-from esper.simic.actor import PolicyActor
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
 from esper.tamiyo.policy.interface import ObservationT
 
 
@@ -38,8 +38,8 @@ class LaggedActor(Generic[ObservationT]):
 
     def state(self) -> dict[str, Any]:
         """The weights and moments of the actor and of those that wait, oldest first."""
-        own = snapshot(self.actor)
-        return {str(i): parts for i, parts in enumerate([own, *self._waiting])}
+        acting = snapshot(self.actor)
+        return {str(i): parts for i, parts in enumerate([acting, *self._waiting])}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned.
@@ -50,22 +50,3 @@ class LaggedActor(Generic[ObservationT]):
         oldest, *waiting = (state[str(i)] for i in range(len(state)))
         load_snapshot(self.actor, oldest)
         self._waiting = deque(copy.deepcopy(waiting))
-
-
-def snapshot(actor: PolicyActor[Any]) -> dict[str, Any]:
-    """Copies of an actor's weights and moments, by part."""
-    return {
-        "policy": {name: x.detach().clone() for name, x in actor.policy.state_dict().items()},
-        "moments": {name: part.state() for name, part in actor.moments.parts().items()},
-    }
-
-
-def load_snapshot(actor: PolicyActor[Any], parts: dict[str, Any]) -> None:
-    """Give an actor the weights and moments of which ``snapshot`` made copies.
-
-    Raises:
-        RuntimeError, ValueError, KeyError: they are those of another network.
-    """
-    actor.policy.load_state_dict(parts["policy"])
-    for name, moments in actor.moments.parts().items():
-        moments.load(parts["moments"][name])

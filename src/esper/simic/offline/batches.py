@@ -130,8 +130,8 @@ def _in_whole_groups(chosen: Tensor, groups: Tensor, count: int) -> list[Tensor]
 
 def shuffled(chosen: Tensor, seed: int, epoch: int) -> Tensor:
     """``chosen [M]`` in the order of an epoch: a pure function of seed and epoch."""
-    drawn = random_bits(seed, torch.zeros(1), Purpose.POLICY_SHUFFLE, epoch, 0, len(chosen))
-    return chosen[drawn[0].argsort(stable=True)]
+    draws = random_bits(seed, torch.zeros(1), Purpose.POLICY_SHUFFLE, epoch, 0, len(chosen))
+    return chosen[draws[0].argsort(stable=True)]
 
 
 def split(episodes: Episodes, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -150,8 +150,8 @@ def split(episodes: Episodes, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """
     group = groups_of(episodes)
     groups = int(group.max()) + 1
-    drawn = random_bits(seed, torch.zeros(1), Purpose.HELD_OUT, 0, 0, groups)[0]
-    order = drawn.argsort(stable=True)
+    draws = random_bits(seed, torch.zeros(1), Purpose.HELD_OUT, 0, 0, groups)[0]
+    order = draws.argsort(stable=True)
     ends = torch.bincount(group)[order].cumsum(0)
     count = int((ends <= share * len(group)).sum())
     if share > 0.0:

@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import Algorithm, TrainConfig
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.algorithm import algorithm_with
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
 from esper.leyline.config.values import typed
@@ -42,9 +43,13 @@ from esper.simic.run.run_directory import (
     stored_id,
 )
 from esper.simic.trainer import Trainer
-from esper.simic.training.arithmetic import arithmetic
-from esper.simic.training.out_of_memory import what_fits
-from esper.simic.training.setup import compile_mode, half_precision, resolve_device
+from esper.simic.training.setup import (
+    arithmetic,
+    compile_mode,
+    half_precision,
+    resolve_device,
+    what_fits,
+)
 from esper.simic.training.stop_signal import StopSignal
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 
@@ -106,7 +111,7 @@ def learn_offline(
     device = resolve_device(config.device)
     threads = config.threads or torch.get_num_threads()
     data = read_data(config)
-    settings = policy_config(config, algorithm_of(type(config)), data.world, threads)
+    settings = policy_config(config, algorithm_with(type(config)).name, data.world, threads)
     check_sinks(settings.output)
     with arithmetic(device, threads, config.tf32):
         trainer = build_trainer(config, data, device, threads)
@@ -139,11 +144,6 @@ def learn_offline(
     return OfflineSummary(directory.path, status, code, epochs, session.best[0], seconds)
 
 
-def algorithm_of(kind: type[ImitationConfig]) -> Algorithm:
-    """The algorithm that settings of this class describe: ``imitation`` or ``offline``."""
-    return "offline" if issubclass(kind, OfflineConfig) else "imitation"
-
-
 def resumed_config(
     kind: type[ImitationConfig], run: Path, given: dict[str, Any]
 ) -> ImitationConfig:
@@ -160,8 +160,8 @@ def resumed_config(
     """
     stored, _ = stored_config(run)
     trained = stored.method.algorithm
-    wanted = algorithm_of(kind)
-    if trained != wanted:
+    asked = algorithm_with(kind).name
+    if trained != asked:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     fields = settings_of(kind)
     try:
@@ -198,18 +198,18 @@ def build_trainer(
     policy.to(device)
     policy.amp_dtype, policy.threads = amp_dtype, threads
     # Fitted where the records are; then moved, because it takes a few small tensors.
-    fitted, fitted_returns = GrowthMoments(CPU), RunningMoments((), CPU)
-    fit_moments(data, fitted, fitted_returns)
+    record_moments, record_returns = GrowthMoments(CPU), RunningMoments((), CPU)
+    fit_moments(data, record_moments, record_returns)
     moments, return_moments = GrowthMoments(device), RunningMoments((), device)
     for name, part in moments.parts().items():
-        part.load(fitted.parts()[name].state())
-    return_moments.load(fitted_returns.state())
+        part.load(record_moments.parts()[name].state())
+    return_moments.load(record_returns.state())
     return Trainer(
         policy,
         moments,
         return_moments,
         loss_of(config, return_moments),
-        policy_config(config, algorithm_of(type(config)), data.world, threads).learner,
+        policy_config(config, algorithm_with(type(config)).name, data.world, threads).learner,
         device,
         compile_mode(config.compile, device),
     )
@@ -240,13 +240,13 @@ def _open(
     """A new run directory, or the continued one with its best checkpoint, restored."""
     fingerprint = machine_fingerprint(device, settings, "records")
     records = _absolute(config.records)
-    known = {
+    facts = {
         "settings": msgspec.to_builtins(dataclasses.replace(config, records=records)),
         "identities": data.identities,
         "episodes": data.episodes.count,
     }
     if resume is None:
-        return RunDirectory.create(settings, fingerprint, {_KEY: known}), None
+        return RunDirectory.create(settings, fingerprint, {_KEY: facts}), None
     directory = RunDirectory(resume)
     try:
         checkpoint = load_latest(resume)
@@ -256,7 +256,7 @@ def _open(
             )
         now = _identity(resume, resumed_config(type(config), resume, {}))
         check_same_run(resume, checkpoint.identity, now, plugins_given=True)
-        _check_same_data(resume, known)
+        _check_same_data(resume, facts)
         _, then = stored_config(resume)
         try:
             trainer.load_state(checkpoint.parts)
@@ -266,7 +266,7 @@ def _open(
                 f"resume: the checkpoint belongs to another network ({reason})"
             ) from error
         directory.cut_events(checkpoint.events_bytes, checkpoint.round)
-        directory.note_resume(settings, fingerprint, {_KEY: known})
+        directory.note_resume(settings, fingerprint, {_KEY: facts})
     except UsageError:
         directory.abandon()
         raise
@@ -278,7 +278,7 @@ def _open(
 
 def _identity(run: Path, config: ImitationConfig) -> Identity:
     """The identity of a run with these settings of learning."""
-    settings = lasting_settings(type(config), msgspec.to_builtins(config))
+    settings = lasting_settings(settings_of(type(config)), msgspec.to_builtins(config))
     settings["records"] = list(_absolute(config.records))
     return Identity(run=stored_id(run), settings=settings, switches=switches_on())
 

@@ -13,7 +13,7 @@ from esper.leyline.disk import sync
 from esper.leyline.events import (
     SCHEMA_VERSION,
     CheckpointSaved,
-    PPOUpdateCompleted,
+    PolicyUpdateCompleted,
     TrainingFinished,
     TrainingStarted,
     number,
@@ -176,13 +176,13 @@ class OfflineSession:
         """Learn for one epoch; None if a signal ended it."""
         begin = time.perf_counter()
         order = shuffled(self.data.learned, self.config.seed, epoch)
-        found = []
+        batches = []
         for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
             if self.stop.number is not None:
                 return None
-            found.append((self.trainer.step(batch), _steps(batch)))
+            batches.append((self.trainer.step(batch), _steps(batch)))
         # The only transfer of an epoch: it also waits for the device, so that the time is right.
-        metrics = averaged(found, self.trainer.policy.heads)
+        metrics = averaged(batches, self.trainer.policy.heads)
         metrics[Metric.LEARNING_RATE] = self.config.learning_rate
         speed = self.data.steps / (time.perf_counter() - begin)
         if self.trainer.scaler is not None:
@@ -198,20 +198,21 @@ class OfflineSession:
 
     def _held_out(self, loader: EpisodeLoader) -> dict[str, float | None]:
         """Metrics of the held-out episodes."""
-        found = []
+        batches = []
         size = self.config.batch_size
         for batch in loader.batches(self.data.held_out, size, self.whole_groups):
-            measured = self.trainer.measure(batch)
-            own = {name: value for name, value in measured.items() if name in HELD_OUT}
-            found.append((own, _steps(batch)))
-        metrics = averaged(found, self.trainer.policy.heads)
+            values = self.trainer.measure(batch)
+            shared_metrics = {name: value for name, value in values.items() if name in HELD_OUT}
+            batches.append((shared_metrics, _steps(batch)))
+        metrics = averaged(batches, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 
     def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:
         """Emit the epoch's event, save its policy if it is the best, and tell the observer."""
         numbers = {n: None if v is None else number(v) for n, v in summary.metrics.items()}
         epoch = summary.epoch
-        hub.emit(PPOUpdateCompleted(time=time.time(), round=epoch, update=epoch, metrics=numbers))
+        now = time.time()
+        hub.emit(PolicyUpdateCompleted(time=now, round=epoch, update=epoch, metrics=numbers))
         if summary.best:
             self._save(hub, epoch)
         self.observer.epoch_done(summary)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import (
-    Algorithm,
     LearnerConfig,
     MachineConfig,
     MethodConfig,
@@ -23,9 +22,8 @@ from esper.leyline.notices import notice
 from esper.leyline.records import run_identity
 from esper.runtime import plugins
 from esper.runtime.tasks import FAMILIES, find
-from esper.simic.nonfinite import first_not_finite
-from esper.simic.normalise import RunningMoments
-from esper.simic.observation_moments import ObservationMoments
+from esper.simic.gradients import first_not_finite
+from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.offline.batches import first_of, groups_of, monte_carlo_returns, split
 from esper.simic.offline.methods import method_of
 from esper.simic.records.episodes import Episodes, read_episodes
@@ -267,7 +265,7 @@ _MEASURED = ("host", "slots")
 
 
 def policy_config(
-    config: ImitationConfig, algorithm: Algorithm, world: WorldConfig, threads: int
+    config: ImitationConfig, algorithm: str, world: WorldConfig, threads: int
 ) -> TrainConfig:
     """The settings of the run: those of a policy that other commands take.
 

@@ -253,9 +253,9 @@ def _prune(run: Path, newest: int, keep: int) -> None:
     Checkpoints of rounds after ``newest`` are corrupt: they were skipped when the run was resumed.
     If they counted among the latest, intact ones would be removed in their place.
     """
-    known = _checkpoints(run)
-    done = [path for path in known if int(path.name) <= newest]
-    _remove(path for path in known if path not in done[-keep:])
+    folders = _checkpoints(run)
+    done = [path for path in folders if int(path.name) <= newest]
+    _remove(path for path in folders if path not in done[-keep:])
 
 
 def _remove(paths: Iterable[Path]) -> None:
@@ -358,8 +358,8 @@ def _check_archive(content: bytes) -> None:
             raise ValueError("a part is compressed")
         if sum(entry.file_size for entry in entries) > len(content):
             raise ValueError("parts overlap")
-        (pickled,) = (entry for entry in entries if entry.filename.endswith("/data.pkl"))
-        for opcode, argument, _ in pickletools.genops(archive.read(pickled)):
+        (payload,) = (entry for entry in entries if entry.filename.endswith("/data.pkl"))
+        for opcode, argument, _ in pickletools.genops(archive.read(payload)):
             # Torch writes protocol 2, in which a name is one argument of the opcode GLOBAL.
             named = opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST")
             if named and str(argument).partition(" ")[0] not in _MODULES:

@@ -5,13 +5,15 @@ were edited, is noticed when it is resumed.
 """
 
 from collections.abc import Mapping
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from esper.leyline.config import TrainConfig, flatten, shown
-from esper.leyline.config.setting import about, settings_of
+from esper.leyline.config.reading import run_settings
+from esper.leyline.config.setting import about
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.leyline.switches import switched_on
@@ -49,16 +51,17 @@ def identity_of(run: str, config: TrainConfig, data: dict[str, str]) -> Identity
     """The identity of the run ``run`` with resolved settings ``config``."""
     return Identity(
         run=run,
-        settings=lasting_settings(TrainConfig, flatten(config)),
+        settings=lasting_settings(run_settings(), flatten(config)),
         switches=switches_on(),
         plugins=[plugins.digest(path) for path in config.world.plugin],
         data=_text_digest(config) | data,
     )
 
 
-def lasting_settings(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings of a dataclass that resuming cannot change."""
-    fields = settings_of(kind)
+def lasting_settings(
+    fields: Mapping[str, Field[Any]], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Those of the settings, whose fields are ``fields``, that resuming cannot change."""
     return {name: value for name, value in settings.items() if not about(fields[name]).on_resume}
 
 

@@ -349,7 +349,7 @@ def processor_name() -> str:
 def git_revision() -> str | None:
     """The commit of Esper's own source, None outside a clone."""
     try:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", "rev-parse", "HEAD"],
             cwd=Path(__file__).parent,
             capture_output=True,
@@ -359,4 +359,4 @@ def git_revision() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return process.stdout.strip()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.actions import BLUEPRINTS
-from esper.leyline.config import ALGORITHMS, TrainConfig
+from esper.leyline.config import TrainConfig
+from esper.leyline.config.algorithm import learns_by_acting
 from esper.leyline.errors import UsageError
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
@@ -122,7 +123,7 @@ class GrowthTrainee(GrowthRounds):
 
     Args:
         config: settings of the run.
-        policy: ``ppo`` and ``impala`` learn; other policies, see ``control``, do not.
+        policy: an algorithm; or one of ``control``, which do not learn.
         devices: devices over which the hosts are distributed; the policy is on the first.
         resume: the run that ``restore`` continues, whose policy's features are observed; None for
             a new run.
@@ -145,12 +146,12 @@ class GrowthTrainee(GrowthRounds):
         self.precision = self.environment.precision
         self.backend_name = self.environment.backend_name
         # Before paths are resolved: a wrong one is refused here.
-        if config.learner.initial_policy is not None and policy not in ALGORITHMS:
+        if config.learner.initial_policy is not None and not learns_by_acting(policy):
             raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
         initial = None if resume else initial_checkpoint(config)
         self.config = resolved(config, self.environment, self.backend_name)
         self.agent = None
-        if policy in ALGORITHMS:
+        if learns_by_acting(policy):
             features = latest_features(resume) if resume else None
             self.agent = build_agent(self.config, devices[0], initial, features)
         make = actor or partial(control, policy)

@@ -24,7 +24,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, restore_agent
-from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype, resolved_lag
+from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
@@ -252,7 +252,7 @@ def shape_of(environments: GymEnvironments) -> Shape:
 def resolved(config: TrainConfig) -> TrainConfig:
     """The settings, completed with the values that depend on the machine."""
     threads = config.machine.threads or 1
-    settings = {"plugin": plugin_paths(config), "threads": threads, **resolved_lag(config)}
+    settings = {"plugin": plugin_paths(config), "threads": threads, **config.algorithm.resolved()}
     return unflatten(settings, config)
 
 

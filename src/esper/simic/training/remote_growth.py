@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, lag_of
+from esper.leyline.config import TrainConfig
 from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
-from esper.simic.actor import PolicyActor
-from esper.simic.distributed.cluster import Cluster
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
 from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstacked
@@ -22,7 +22,6 @@ from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.merge import merged
 from esper.simic.growth.step import Step, StepReport
-from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, latest_features, restore_agent
@@ -31,11 +30,12 @@ from esper.simic.training.actor_specs import (
     Data,
     actor_specs,
     data_from_files,
+    joined,
+    joined_rollout,
     with_data,
 )
 from esper.simic.training.decisions import Decision, RemoteDecision
 from esper.simic.training.growth_trainee import GrowthRounds
-from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.recorder import Recorder
 from esper.simic.training.setup import (
     build_agent,
@@ -90,10 +90,10 @@ class GrowthShard:
         self.everyone = GrowthLayout(tasks, torch.arange(spec.total), settings, CPU)
         self.policy = FactoredLSTM(config.learner.lstm_hidden, features=spec.features)
         self.policy.amp_dtype = policy_dtype(config, CPU)
-        given = self.policy, GrowthMoments(CPU, spec.features), config.world.seed, CPU
+        parts = self.policy, GrowthMoments(CPU, spec.features), config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
-        self.placed = PlacedActor(*given, *rows) if spec.synchronous else None
-        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*given)
+        self.placed = PlacedActor(*parts, *rows) if spec.synchronous else None
+        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*parts)
 
     def describe(self) -> dict[str, Any]:
         """See ``Shard.describe``: the backend and the precision in use."""
@@ -107,42 +107,43 @@ class GrowthShard:
         slots = {len(task.host.slots) for task in self.everyone.current_tasks}
         self.actor.least_options = max(slots)
         hidden: list[RecurrentState] = []
-        taken: list[Step] = []
+        steps: list[Step] = []
 
         def note_step(t: int, actions: Tensor, step: Step) -> None:
             hidden.append(self.actor.hidden)
-            taken.append(step)
+            steps.append(step)
 
         with self.actor.policy.frozen_weights():
             rollout = collect(self.environment, self.actor, number, note_step)
         ops = self._op_probabilities(hidden, rollout.observation.masks)
-        telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(taken)]
+        telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(steps)]
         result = {
             "rollout": rollout.state(),
             "telemetry": stacked(telemetry),
-            "after": taken[-1].observation.tensors(),
+            "after": steps[-1].observation.tensors(),
         }
         return as_arrays(result), None
 
     def _op_probabilities(self, hidden: list[RecurrentState], masks: ActionMasks) -> list[Tensor]:
         """The probability of each op in every step, each ``[N, ops]``."""
         compute = self.policy.op_probability_function()
-        found = []
+        probabilities = []
         for t, state in enumerate(hidden):
             legal = ActionMasks(masks.slots[t], masks.kinds[t])
             if self.placed is not None:
                 state = tuple(self.placed.spread(x, 1) for x in state)
                 legal = ActionMasks(*map(self.placed.spread, (legal.slots, legal.kinds)))
             ops = compute(state, legal)
-            found.append(ops if self.placed is None else self.placed.picked(ops))
-        return found
+            probabilities.append(ops if self.placed is None else self.placed.picked(ops))
+        return probabilities
 
 
 class RemoteGrowthTrainee(GrowthRounds):
     """Growth environments of actors and the policy that learns from them; see ``Trainee``.
 
     Args:
-        config: settings of the run, with actors.
+        config: settings of the run.
+        actors: where and how the environments run.
         device: device of the learner; hosts run on the CPUs of the actors.
         resume: the run that ``restore`` continues, whose policy's features are observed; None for
             a new run.
@@ -152,17 +153,17 @@ class RemoteGrowthTrainee(GrowthRounds):
         UsageError: a setting is invalid, or the actors cannot be started.
     """
 
-    policy = "impala"
     agent: PPOAgent[Observation]
 
     def __init__(
         self,
         config: TrainConfig,
+        actors: ActorSettings,
         device: torch.device,
         resume: Path | None,
         check: Callable[[], None],
     ):
-        world, impala = config.world, config.impala
+        world, self.policy = config.world, config.method.algorithm
         # Actors act with the learner's weights, so they need not have this policy.
         initial = None if resume else initial_checkpoint(config)
         features = initial.features if initial else None
@@ -171,14 +172,13 @@ class RemoteGrowthTrainee(GrowthRounds):
         tasks = resolve_tasks(config)
         settings = growth_config(config, tasks, CPU)
         self.layout = GrowthLayout(tasks, torch.arange(world.envs), settings, CPU)
-        lag = lag_of(impala)
-        self._check = check
+        self._check, lag = check, actors.lag
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
-        cuts = [int(part.sum()) for part in groups.tensor_split(impala.actors)]
+        cuts = [int(part.sum()) for part in groups.tensor_split(actors.count)]
         complete = resolved(config, self.layout, config.machine.backend)
         specs = actor_specs(complete, cuts, lag == 0, features)
         data = data_from_files(config, tasks)
-        self.cluster = Cluster(impala.ray_address, impala.actors)
+        self.cluster = Cluster(actors.address, actors.count)
         try:
             self.actors = RemoteActors(
                 self.cluster, GrowthShard, specs, data, lag, world.rounds, world.envs
@@ -186,10 +186,10 @@ class RemoteGrowthTrainee(GrowthRounds):
         except BaseException:
             self.cluster.close()
             raise
-        known = self.actors.descriptions
-        names = {name for one in known for name in one["backend"].split(" and ")}
+        descriptions = self.actors.descriptions
+        names = {name for one in descriptions for name in one["backend"].split(" and ")}
         self.backend_name = " and ".join(sorted(names))
-        self.precision = known[0]["precision"]
+        self.precision = descriptions[0]["precision"]
         self.config = resolved(config, self.layout, self.backend_name)
         self.agent = build_agent(self.config, device, initial, features)
         if self.precision.reason:
@@ -205,21 +205,22 @@ class RemoteGrowthTrainee(GrowthRounds):
         """See ``Trainee.collect``. Steps are reported when all actors have delivered the round."""
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
-        found = [as_tensors(delivery.rollout) for delivery in deliveries]
+        contents = [as_tensors(delivery.rollout) for delivery in deliveries]
         self.layout.draw_tasks(number)
-        states = [one["rollout"] for one in found]
+        states = [one["rollout"] for one in contents]
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
-        telemetry: StepTelemetry = merged([one["telemetry"] for one in found], rows)
-        last = {n: joined([one["after"][n] for one in found], 0) for n in found[0]["after"]}
+        telemetry: StepTelemetry = merged([one["telemetry"] for one in contents], rows)
+        last = {n: joined([one["after"][n] for one in contents], 0) for n in contents[0]["after"]}
         decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)
+        observed = rollout.observation.tensors()
         for t in range(self.steps):
             decision.last = _decision(rollout, telemetry.ops[:, t], t)
             now: StepTelemetry = unstacked(telemetry, t, self.steps)
             done = t + 1 == self.steps
-            seen = last if done else {n: x[t + 1] for n, x in rollout.observation.tensors().items()}
-            step = Step(Observation.from_tensors(seen), now.reward, done, now.report)
+            following = last if done else {n: x[t + 1] for n, x in observed.items()}
+            step = Step(Observation.from_tensors(following), now.reward, done, now.report)
             self.recorder.step(t, rollout.actions[t], step)
             on_step(step)
             if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:

@@ -7,21 +7,20 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, lag_of
+from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
-from esper.simic.actor import PolicyActor
-from esper.simic.distributed.cluster import Cluster
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
 from esper.simic.distributed.wire import as_arrays, as_tensors
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.vector_environment import Episode
-from esper.simic.impala.lagged_actor import load_snapshot, snapshot
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
-from esper.simic.training.actor_specs import ActorSpec, actor_specs
+from esper.simic.training.actor_specs import ActorSpec, actor_specs, joined, joined_rollout
 from esper.simic.training.gym_trainee import (
     GymRounds,
     build_gym_agent,
@@ -29,7 +28,6 @@ from esper.simic.training.gym_trainee import (
     resolved,
     shape_of,
 )
-from esper.simic.training.joined_rollouts import joined, joined_rollout
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -50,10 +48,10 @@ class GymShard:
         self.environments = made_environments(self.config, spec.begin, spec.end)
         # A learner that never learns: its policy and its moments are what acts.
         agent = build_gym_agent(self.config, shape_of(self.environments), CPU)
-        given = agent.policy, agent.moments, self.config.world.seed, CPU
+        parts = agent.policy, agent.moments, self.config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
         self.actor: PolicyActor[FlatObservation] = (
-            PlacedActor(*given, *rows) if spec.synchronous else PolicyActor(*given)
+            PlacedActor(*parts, *rows) if spec.synchronous else PolicyActor(*parts)
         )
         self.number: int | None = None
 
@@ -89,7 +87,8 @@ class RemoteGymTrainee(GymRounds):
     """Environments of actors and the policy that learns their task; see ``Trainee``.
 
     Args:
-        config: settings of the run, with ``gym`` set and actors.
+        config: settings of the run, with ``gym`` set.
+        actors: where and how the environments run.
         device: device of the learner.
         check: called while waiting for actors; may raise.
 
@@ -97,7 +96,13 @@ class RemoteGymTrainee(GymRounds):
         UsageError: a setting is invalid, or the actors cannot be started.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, check: Callable[[], None]):
+    def __init__(
+        self,
+        config: TrainConfig,
+        actors: ActorSettings,
+        device: torch.device,
+        check: Callable[[], None],
+    ):
         super().__init__()
         for path in config.world.plugin:
             plugins.load(path)
@@ -106,11 +111,10 @@ class RemoteGymTrainee(GymRounds):
         one.close()
         self.config = resolved(config)
         self.agent = build_gym_agent(self.config, shape, device)
-        self._check, lag = check, lag_of(config.impala)
-        actors, rounds = config.impala.actors, config.world.rounds
-        self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors)]
+        self._check, lag, rounds = check, actors.lag, config.world.rounds
+        self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
         specs = actor_specs(self.config, self.cuts, lag == 0)
-        self.cluster = Cluster(config.impala.ray_address, actors)
+        self.cluster = Cluster(actors.address, actors.count)
         try:
             self.actors = RemoteActors(self.cluster, GymShard, specs, None, lag, rounds, self.count)
         except BaseException:
@@ -124,13 +128,13 @@ class RemoteGymTrainee(GymRounds):
         self._ended = []
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
-        found = [as_tensors(delivery.rollout) for delivery in deliveries]
+        contents = [as_tensors(delivery.rollout) for delivery in deliveries]
         self._last = _together([as_tensors(delivery.after) for delivery in deliveries])
         for t in range(self.steps):
-            ended = [episode for one in found for episode in one["ended"][t]]
+            ended = [episode for one in contents for episode in one["ended"][t]]
             self._ended += ended
             on_step(GymStep(self.count, t + 1 == self.steps, ended))
-        states = [one["rollout"] for one in found]
+        states = [one["rollout"] for one in contents]
         rollout = joined_rollout(FlatObservation, states, self.agent.device)
         rollout.lag = mean_lag(deliveries, number, self.actors.lag)
         return rollout
@@ -177,11 +181,11 @@ def _apart(state: State, cuts: Sequence[int]) -> list[State]:
     """The inverse of ``_together``, for actors with ``cuts`` environments."""
     lengths = state["environments"]["lengths"]
     actions = [int(part.sum()) for part in lengths.split(list(cuts))]
-    found: list[State] = [{part: {} for part in state} for _ in cuts]
+    states: list[State] = [{part: {} for part in state} for _ in cuts]
     for part, tensors in state.items():
         for name, x in tensors.items():
             sizes = actions if name == "actions" else list(cuts)
             pieces = x.split(sizes, int(part == "memory"))
-            for one, piece in zip(found, pieces, strict=True):
+            for one, piece in zip(states, pieces, strict=True):
                 one[part][name] = piece
-    return found
+    return states

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from esper.kasmina.transfer import CPU
-from esper.leyline.config import TrainConfig, impala_of, unflatten
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
@@ -66,9 +66,9 @@ def write_refusal(
         "agent": agent.refusal.agent,
         "rollout": agent.refusal.rollout,
     }
-    written = io.BytesIO()
-    torch.save(content, written)
-    replace_synced(path, written.getvalue())
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    replace_synced(path, buffer.getvalue())
     return path
 
 
@@ -90,8 +90,8 @@ def replay(path: Path) -> Replayed:
         agent, observation_type = _learner(config, content["shape"], amp_dtype, features)
         agent.load_state(content["agent"])
         agent.update(Rollout.from_state(observation_type, content["rollout"]))
-        found = agent.refusal.tensor if agent.refusal else None
-        return Replayed(content["round"], content["tensor"], found)
+        tensor = agent.refusal.tensor if agent.refusal else None
+        return Replayed(content["round"], content["tensor"], tensor)
     except UsageError:
         raise
     except Exception as error:
@@ -110,13 +110,12 @@ def _learner(
     """A new learner with the settings of its run, and the class of its observations."""
     if config.gymnasium.gym is not None:
         return gym_agent(config, Shape(**shape), CPU, amp_dtype), FlatObservation
-    impala = impala_of(config)
     agent = growth_agent(
         config.learner,
         config.world.seed,
         CPU,
         amp_dtype,
-        impala=impala,
+        learner_arguments=config.algorithm.learner_arguments(config.learner),
         group_size=config.world.group_size,
         features=features,
     )

@@ -3,13 +3,14 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.disk import sync
 from esper.leyline.events import (
     AnalyticsSnapshot,
     CheckpointSaved,
+    PolicyUpdateCompleted,
     PPOUpdateCompleted,
     TrainingFinished,
     UpdateRefused,
@@ -29,10 +30,43 @@ from esper.simic.run.checkpoint import save
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
-from esper.simic.training.observer import Observer
+from esper.simic.training.gym_trainee import GymSummary
+from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.replay import write_refusal
 from esper.simic.training.stop_signal import Stopped, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
+
+AnySummary = RoundSummary | GymSummary
+
+
+class Observer(Protocol):
+    """Receives notifications of a run's progress."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """Called when training begins; earlier processes completed ``done`` rounds."""
+        ...
+
+    def stepped(self, step: AnyStep) -> None:
+        """Called after every environment step."""
+        ...
+
+    def round_done(self, summary: AnySummary) -> None:
+        """Called after every round, after its checkpoint if one is due."""
+        ...
+
+
+class Unobserved:
+    """An observer that does nothing."""
+
+    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
+        """See ``Observer``."""
+
+    def stepped(self, step: AnyStep) -> None:
+        """See ``Observer``."""
+
+    def round_done(self, summary: AnySummary) -> None:
+        """See ``Observer``."""
+
 
 MAX_REFUSALS = 3
 """Number of refused updates in a row after which the run stops."""
@@ -149,15 +183,15 @@ class Session:
 
         begin = time.perf_counter()
         rollout = self.trainee.collect(hub, index, on_step)
-        collected = time.perf_counter()
+        collect_end = time.perf_counter()
         self._record(index, rollout)
-        recorded = time.perf_counter()
+        record_end = time.perf_counter()
         metrics: dict[str, float | None] = self.agent.update(rollout) if self.agent else {}
         end = time.perf_counter()
 
         speed = self.trainee.count * self.trainee.steps / (end - begin)
         update = self._update_completed(index, metrics) if self.agent else None
-        snapshot = self._snapshot(index, metrics, speed, collected - begin, end - recorded)
+        snapshot = self._snapshot(index, metrics, speed, collect_end - begin, end - record_end)
         if update is not None:
             hub.emit(update)
             self._note_refusal(hub, index)
@@ -179,9 +213,9 @@ class Session:
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
         assert self.agent is not None, "no learner"
         numbers = {name: None if v is None else number(v) for name, v in metrics.items()}
-        return PPOUpdateCompleted(
-            time=time.time(), round=index, update=self.agent.updates, metrics=numbers
-        )
+        by_ppo = self.config.method.algorithm == "ppo"
+        kind = PPOUpdateCompleted if by_ppo else PolicyUpdateCompleted
+        return kind(time=time.time(), round=index, update=self.agent.updates, metrics=numbers)
 
     def _snapshot(
         self,
@@ -266,8 +300,8 @@ class Session:
             )
             return
         self.saved = number
-        saved = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
-        hub.emit(saved)
+        event = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
+        hub.emit(event)
 
     def _relative(self, path: Path) -> str:
         """A path within the run directory, relative to it."""

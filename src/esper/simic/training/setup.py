@@ -1,6 +1,11 @@
-"""Construction of devices, tasks, environments, learner and control policies from settings."""
+"""Construction of devices, tasks, environments, learner and control policies from settings.
 
-from collections.abc import Sequence
+Also the arithmetic of a device, and the error of one with too little memory.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.host import resolve_slots
-from esper.leyline.config import TrainConfig, impala_of, lag_of, unflatten
+from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import part
 from esper.leyline.memory_need import check_environments
@@ -24,7 +29,6 @@ from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import Checkpoint
-from esper.simic.training.out_of_memory import memory_error, what_fits
 from esper.simic.training.warm_start import initial_run
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
@@ -32,8 +36,70 @@ from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
+from esper.tolaria.device_memory import SHARE
 from esper.tolaria.memory import stored_bytes
 from esper.tolaria.precision import amp_disabled, resolve_precision
+
+_REQUEST = re.compile(r"Tried to allocate ([0-9.]+) (MiB|GiB|KiB|bytes)")
+_UNITS = {"bytes": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+def memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """The out-of-memory error that ``error`` is or was caused by, None if there is none."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__
+    return error
+
+
+def what_fits(
+    error: torch.OutOfMemoryError, count: int, device: torch.device, setting: str = "envs"
+) -> UsageError:
+    """The error to report: what was needed, what there is, and about how many fit.
+
+    Nearly all memory is taken in proportion to the environments, or to the episodes of a batch, so
+    their number is scaled by the ratio of the memory that there is to that which was needed.
+
+    Args:
+        error: the error of torch.
+        count: environments of the run, or what ``setting`` counts.
+        device: device of the policy.
+        setting: the setting that says how many there are.
+    """
+    match = _REQUEST.search(str(error))
+    request = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    needed = torch.cuda.max_memory_allocated(device) + request
+    available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    fits = min(count - 1, int(count * SHARE * available / max(needed, 1.0)))
+    advice = f"about {fits} fit" if fits > 0 else "not even one fits"
+    return UsageError(
+        f"{setting}: {count} do not fit into the memory of {device}: "
+        f"at least {needed / 2**30:.2f} GiB are needed and {available / 2**30:.2f} GiB available; "
+        f"{advice}"
+    )
+
+
+@contextmanager
+def arithmetic(device: torch.device, threads: int, tf32: bool = True) -> Iterator[None]:
+    """Set the arithmetic of ``device`` within the context, and restore the previous one.
+
+    Args:
+        device: a CPU or a CUDA device.
+        threads: CPU threads per operation, on a CPU.
+        tf32: whether float32 matrix products and convolutions on CUDA may be computed in TF32.
+    """
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    convolutions = torch.backends.cudnn.allow_tf32
+    if device.type == "cpu":
+        torch.set_num_threads(threads)
+    else:
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_float32_matmul_precision(before[1])
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def resolve_device(name: str, setting: str = "device") -> torch.device:
@@ -202,7 +268,7 @@ def build_agent(
         policy_dtype(config, device),
         compile_mode(config.machine.compile, device),
         config.machine.threads or torch.get_num_threads(),
-        impala_of(config),
+        config.algorithm.learner_arguments(config.learner),
         None if initial is None else initial.parts,
         config.world.group_size,
         initial.features if initial else features,
@@ -268,17 +334,11 @@ def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> Tr
         "max_batches": growth.max_batches,
         "batch_size": growth.batch_size,
         "threads": config.machine.threads or torch.get_num_threads(),
-        **resolved_lag(config),
+        **config.algorithm.resolved(),
     }
     if config.machine.backend == "auto" and backend in BACKENDS:
         settings["backend"] = backend
     return unflatten(settings, config)
-
-
-def resolved_lag(config: TrainConfig) -> dict[str, int]:
-    """The lag in effect, as a setting; none for a run that learns by PPO."""
-    impala = impala_of(config)
-    return {} if impala is None else {"lag": lag_of(impala)}
 
 
 def control(policy: str, environment: GrowthEnv) -> Actor:

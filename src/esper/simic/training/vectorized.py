@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from esper.leyline.config import ALGORITHMS, TrainConfig, check, flatten, unflatten
-from esper.leyline.config.setting import about, settings_of
+from esper.leyline.config import TrainConfig, check, flatten, unflatten
+from esper.leyline.config.algorithm import learns_by_acting
+from esper.leyline.config.reading import run_settings
+from esper.leyline.config.setting import about
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
@@ -30,15 +32,10 @@ from esper.simic.run.run_directory import (
     stored_config,
     stored_id,
 )
-from esper.simic.training.arithmetic import arithmetic
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
-from esper.simic.training.observer import Observer, Unobserved
-from esper.simic.training.out_of_memory import memory_error, what_fits
-from esper.simic.training.remote_growth import RemoteGrowthTrainee
-from esper.simic.training.remote_gym import RemoteGymTrainee
-from esper.simic.training.session import Session
-from esper.simic.training.setup import resolve_devices
+from esper.simic.training.session import Observer, Session, Unobserved
+from esper.simic.training.setup import arithmetic, memory_error, resolve_devices, what_fits
 from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
 from esper.tamiyo.baselines import Actor
@@ -114,7 +111,7 @@ def train_impala(
 
 
 def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
-    """Resume a run of PPO or IMPALA from its latest checkpoint.
+    """Resume a run that learns by acting from its latest checkpoint.
 
     Args:
         run: the run directory.
@@ -125,28 +122,24 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     Raises:
         UsageError: there is no such run, or a setting that may not change differs.
     """
-    stored, _ = stored_config(run)
-    before = flatten(stored)
-    config = unflatten(settings, stored)
-    trained = stored.method.algorithm
+    earlier, _ = stored_config(run)
+    before = flatten(earlier)
+    config = unflatten(settings, earlier)
+    trained = earlier.method.algorithm
     if config.method.algorithm != trained:
         raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
     then = latest_identity(run)
     if then is not None:
         # Before anything is built: the tasks of another plugin, say, may not exist.
-        check_same_run(run, then, identity_of(stored_id(run), stored, {}), "plugin" in settings)
-    fields = settings_of(TrainConfig)
+        check_same_run(run, then, identity_of(stored_id(run), earlier, {}), "plugin" in settings)
+    fields = run_settings()
     for name, value in flatten(config).items():
         if value != before[name] and not about(fields[name]).on_resume:
             raise UsageError(
                 f"{name}: the run has {before[name]}, and resuming cannot change it; omit it, or "
                 "start a new run"
             )
-    if stored.impala.lag and (stored.impala.actors == 0) != (config.impala.actors == 0):
-        raise UsageError(
-            f"actors: the run has {stored.impala.actors} and a lag of {stored.impala.lag}, so its "
-            "older weights are elsewhere; resume it with actors if it had some, else without"
-        )
+    config.algorithm.check_resumed(earlier.algorithm)
     return run_training(config, trained, resume=run, observer=observer)
 
 
@@ -161,7 +154,7 @@ def run_training(
 
     Args:
         config: settings of the run.
-        policy: ``ppo`` or ``impala``, which learn and must be the algorithm of ``config``; or
+        policy: the algorithm of ``config``, by which it learns; or
             ``heuristic``, ``rule``, ``random``, ``schedule`` or ``never``, which do not learn.
         resume: directory of a run to resume; None starts a new run.
         observer: notified of every step and round.
@@ -172,7 +165,7 @@ def run_training(
         UsageError: a setting is invalid; no run directory was created or changed.
     """
     begin = time.perf_counter()
-    assert policy not in ALGORITHMS or policy == config.method.algorithm, policy
+    assert not learns_by_acting(policy) or policy == config.method.algorithm, policy
     check(config)
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
@@ -217,13 +210,13 @@ def _trainee(
 ) -> Trainee:
     """The trainee that the settings describe."""
     growth = config.gymnasium.gym is None
-    if policy == "impala" and config.impala.actors:
-        if growth:
-            return RemoteGrowthTrainee(config, devices[0], resume, stop.check)
-        return RemoteGymTrainee(config, devices[0], stop.check)
+    if learns_by_acting(policy):
+        elsewhere: Trainee | None = config.algorithm.trainee(config, devices[0], resume, stop.check)
+        if elsewhere is not None:
+            return elsewhere
     if growth:
         return GrowthTrainee(config, policy, devices, resume, actor)
-    assert policy in ALGORITHMS, "control policies act only in growth environments"
+    assert learns_by_acting(policy), "control policies act only in growth environments"
     return GymTrainee(config, devices[0])
 
 

@@ -14,9 +14,9 @@ from esper.tamiyo.policy_box import learned_path
 
 def initial_run(name: str) -> str:
     """Run directory of the initial policy: one in the box by its name, else the path of a run."""
-    boxed = learned_path(name)
-    if boxed is not None:
-        return os.path.realpath(boxed)
+    box_path = learned_path(name)
+    if box_path is not None:
+        return os.path.realpath(box_path)
     try:
         return absolute_path(name)
     except ValueError:  # a null byte: no path, which initial_checkpoint refuses
@@ -33,10 +33,10 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
         return None
     run = Path(initial_run(config.learner.initial_policy))
     try:
-        known = (run / "config.json").is_file()
+        is_run = (run / "config.json").is_file()
     except (OSError, ValueError):
-        known = False
-    if not known:
+        is_run = False
+    if not is_run:
         raise UsageError(
             f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
             "lists your runs, and esper policies the policies that come with Esper"

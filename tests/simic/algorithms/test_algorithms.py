@@ -1,0 +1,90 @@
+"""An algorithm registers itself: one module with its settings, and the command exists."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.leyline.config import LearnerConfig, unflatten
+from esper.leyline.config.algorithm import Algorithm, AlgorithmConfig, register, unregister
+from esper.leyline.config.setting import POSITIVE, setting
+from esper.leyline.errors import UsageError
+from esper.scripts.entry import guarded
+from esper.scripts.main import esper
+from esper.simic.estimates import Estimates, GeneralisedEstimator
+
+
+@dataclass(frozen=True)
+class Louder:
+    """Generalised advantages, multiplied."""
+
+    plain: GeneralisedEstimator
+    factor: float
+
+    def estimate(self, *args: Any) -> Estimates:
+        """See ``Estimator.estimate``."""
+        estimates = self.plain.estimate(*args)
+        return replace(estimates, advantages=self.factor * estimates.advantages)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToyConfig(AlgorithmConfig):
+    """How the toy learns."""
+
+    loudness: float = setting(2.0, POSITIVE)
+    """Factor of all advantages."""
+
+    def learner_arguments(self, learner: LearnerConfig) -> dict[str, Any]:
+        """See ``AlgorithmConfig.learner_arguments``."""
+        return {"estimator": Louder(GeneralisedEstimator.of(learner), self.loudness)}
+
+
+TOY = Algorithm(
+    name="toy",
+    title="the toy",
+    summary="Train by a toy.",
+    description="Train by a toy, which multiplies advantages.",
+    settings=ToyConfig,
+    defaults={"minibatches": 2},
+)
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    """The toy is an algorithm during the test."""
+    register(TOY)
+    yield
+    unregister("toy")
+
+
+def test_a_registered_algorithm_trains_by_the_command_of_its_name(tmp_path: Path) -> None:
+    words = f"--name a --telemetry-dir {tmp_path} --loudness 3 --gym CartPole-v1 --rounds 1"
+    more = "--envs 2 --rollout-steps 16"
+    assert guarded(esper, ["train", "toy", *words.split(" "), *more.split(" ")]) == 0
+    settings = json.loads((tmp_path / "a" / "config.json").read_text())["settings"]
+    assert (settings["algorithm"], settings["loudness"], settings["minibatches"]) == ("toy", 3.0, 2)
+    resume = ["train", "toy", "--resume", str(tmp_path / "a"), "--rounds", "2"]
+    assert guarded(esper, resume) == 0
+
+
+def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(esper, ["train", "--help"]) == 0
+    assert "toy         Train by a toy." in capsys.readouterr().out
+    assert guarded(esper, ["train", "toy", "--help-all"]) == 0
+    assert "Factor of all advantages." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loudness": 1.0}, "loudness: belongs to the toy; train with esper train toy"),
+        ({"algorithm": "toy", "lag": 1}, "lag: belongs to IMPALA"),
+        ({"algorithm": "tie"}, "algorithm: must be one of 'ppo', "),
+    ],
+)
+def test_its_settings_are_its_own(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        unflatten(settings)
