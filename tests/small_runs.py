@@ -31,14 +31,15 @@ def timeless(run: Path) -> list[dict]:
     return [{k: v for k, v in e.items() if k != "time"} for e in events_of(run, *kinds)]
 
 
-def assert_same(a: object, b: object) -> None:
+def assert_same(a: object, b: object, where: str = "") -> None:
+    """The same names with the same bits."""
     if isinstance(a, dict):
         assert isinstance(b, dict)
         assert a.keys() == b.keys()
         for key in a:
-            assert_same(a[key], b[key])
+            assert_same(a[key], b[key], f"{where}/{key}")
     else:
-        assert torch.equal(a, b)
+        assert torch.equal(a, b), where
 
 
 def tensors(parts) -> dict[str, torch.Tensor]:

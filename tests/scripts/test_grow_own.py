@@ -327,7 +327,10 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", str(plain)], "model: .*:model returns a int; return an nn.Module"),
         (["--model", f"{plain}:Net"], "data: .*:loaders must return the loaders"),
         (["--model", f"{plain}:Net", "--data", mine], "train_loader: model or loss fails on its "),
-        (["--model", mine, "--policy", "nowhere"], "policy: 'nowhere' is neither one of heurist"),
+        (
+            ["--model", mine, "--policy", "nowhere"],
+            "policy: 'nowhere' is neither one of heuristic, ",
+        ),
         (["--model", mine, "--out", "m.pt2"], "out: with --model several files are written"),
         (["--model", mine, "--out", str(full)], "out: .* is not empty"),
         (["--model", mine, "--onnx", "m.pt2"], "onnx: m.pt2 must end in .onnx"),

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from pyarrow import parquet
 
 from esper.karn.store import read_events
@@ -22,7 +21,7 @@ from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import RunSummary, resume_ppo, train_impala
 from processes import refusal
-from small_runs import SMALL, events_of, tensors
+from small_runs import SMALL, assert_same, events_of
 
 GROWTH = {**SMALL, "envs": 6, "telemetry_level": "normal", "learning_rate": 1e-2}
 GYM = {"gym": "esper/MaskedCartPole-v0", "envs": 5, "rollout_steps": 20, "lstm_hidden": 8}
@@ -52,9 +51,7 @@ def told(path: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(mine: Path, theirs: Path) -> None:
-    one, other = (tensors(load_latest(path).parts) for path in (mine, theirs))
-    assert one.keys() == other.keys()
-    assert [name for name in other if not torch.equal(one[name], other[name])] == []
+    assert_same(load_latest(mine).parts, load_latest(theirs).parts)
     assert told(mine) == told(theirs)
 
 
@@ -94,8 +91,7 @@ def test_ray_can_be_left_and_joined_when_a_run_is_resumed(on_ray: Any, tmp_path:
     cut = run(tmp_path / "cut", rounds=1, actors=1, lag=0, **GYM)
     resume_ppo(cut.path, {"rounds": 2, "actors": 0})
     resume_ppo(cut.path, {"rounds": 4, "actors": 2})
-    one, other = (tensors(load_latest(path).parts) for path in (cut.path, whole.path))
-    assert [name for name in other if not torch.equal(one[name], other[name])] == []
+    assert_same(load_latest(cut.path).parts, load_latest(whole.path).parts)
 
 
 @pytest.mark.slow
@@ -104,8 +100,7 @@ def test_with_a_lag_ray_actors_are_behind_by_at_most_that(on_ray: Any, tmp_path:
     behind = run(tmp_path / "one", rounds=5, lag=1, **GROWTH)
     found = run(tmp_path / "default", rounds=5, actors=2, **GROWTH)
     assert lags(found.path) == [0.0, 1.0, 1.0, 1.0, 1.0]
-    mine, theirs = (load_latest(path).parts["policy"] for path in (found.path, behind.path))
-    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    assert_same(*(load_latest(path).parts["policy"] for path in (found.path, behind.path)))
     loose = lags(run(tmp_path / "loose", rounds=5, actors=2, lag=3, **GROWTH).path)
     assert all(lag is not None and 0.0 <= lag <= 3.0 for lag in loose)
 

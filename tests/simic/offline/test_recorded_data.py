@@ -179,7 +179,7 @@ Make = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory) -> Make:
     """Train a small run with records; returns its directory."""
     place = tmp_path_factory.mktemp("runs")
 
@@ -249,7 +249,7 @@ def test_vine_refuses_episodes_of_which_none_can_be_compared(make: Make, random:
 
 
 def test_vine_warns_of_groups_that_differ_before_their_actions_do(
-    make: Make, random: str, capsys: pytest.CaptureFixture[str]
+    make: Make, random: str, capsys
 ) -> None:
     read_data(OfflineConfig(records=(random,), method="vine"))
     assert "without --common-seeds" in capsys.readouterr().err
@@ -273,7 +273,7 @@ def test_one_host_cannot_be_held_out(make: Make) -> None:
     assert len(read_data(ImitationConfig(records=(one,), held_out=0.0)).learned) == 2
 
 
-def spoiled(change: Callable[[Episodes], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def spoiled(change: Callable[[Episodes], None], monkeypatch) -> None:
     def read(runs: Any, skip_bad: bool = False) -> Episodes:
         episodes = read_episodes(runs, skip_bad)
         change(episodes)

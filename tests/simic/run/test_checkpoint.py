@@ -157,6 +157,7 @@ def test_without_an_intact_checkpoint_one_line_names_the_damage(run: Path) -> No
     with pytest.raises(UsageError, match=r"000002 is corrupt \(checksum of policy\.pt") as found:
         load_latest(run)
     assert "\n" not in str(found.value)
+    assert "no intact checkpoint" in str(found.value)
 
 
 # --- forged checkpoints with valid checksums --------------------------------------------------

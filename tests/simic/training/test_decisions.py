@@ -25,7 +25,7 @@ TINY = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """Two rounds of three tasks; a high entropy weight makes the policy try things."""
     settings = {
         "task": ["digits_shift", "digits", "digits_mlp"], "envs": 6, "rounds": 2, "entropy": 2.0,
@@ -78,9 +78,7 @@ def test_the_start_of_a_round_records_its_tasks(run: Path) -> None:
         assert event.host_parameters == [sizes[task] for task in event.task]
 
 
-def test_a_run_that_fails_records_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_records_the_error(tmp_path: Path, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 
