@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,13 @@ def scratch_register() -> Iterator[None]:
 
 
 @pytest.fixture
-def terminal() -> Iterator[list[OnTerminal]]:
-    """Commands on terminals that a test puts here are ended after it."""
-    opened: list[OnTerminal] = []
-    yield opened
-    for one in opened:
-        one.close()
+def terminal() -> Iterator[Callable[..., OnTerminal]]:
+    """Starts commands on terminals; they are ended after the test."""
+    with ExitStack() as after:
+
+        def opened(*arguments: str, **settings: list[str]) -> OnTerminal:
+            one = OnTerminal(*arguments, **settings)
+            after.callback(one.close)
+            return one
+
+        yield opened

@@ -73,16 +73,8 @@ def kind(monkeypatch) -> Iterator[int]:
 
 def growth(rows: int) -> GrowthEnv:
     """Small hosts at the start of an episode."""
-    config = GrowthConfig(
-        seed=2,
-        group_size=2,
-        episode_length=8,
-        max_batches=1,
-        batch_size=6,
-        max_seeds=3,
-        reward="terminal",
-        dtype=F64,
-    )
+    sizes = {"group_size": 2, "episode_length": 8, "max_batches": 1, "batch_size": 6}
+    config = GrowthConfig(seed=2, max_seeds=3, reward="terminal", dtype=F64, **sizes)
     return GrowthEnv([small_task(small_host())], torch.arange(rows), config, Precision("cpu"), CPU)
 
 

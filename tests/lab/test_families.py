@@ -93,24 +93,25 @@ def test_the_suites_are_the_training_and_the_held_out_draws():
     assert not {circumstances(t)[1:] for t in training} & {circumstances(t)[1:] for t in held_out}
 
 
+NO_DRAW = "^task: '{}' is no draw .* adaptation:17$"
+NO_TASK = "^task: there is no task '{}'; [^\n]*$"
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["adaptation:", "adaptation:x", "adaptation:-1", "adaptation:1.5", "adaptation:" + "9" * 12],
+    ("name", "says"),
+    [
+        *((f"adaptation:{number}", NO_DRAW) for number in ("", "x", "-1", "1.5", "9" * 12)),
+        *((name, NO_TASK) for name in ("adaptatoin", "adaptation_heldout", "adaption:3")),
+        ("unknown:3", NO_TASK),
+        ("adaptation", "is a suite; name one of adaptation:0, "),
+    ],
 )
-def test_what_is_no_number_is_refused_in_one_line(name: str):
-    with pytest.raises(UsageError, match=f"^task: '{name}' is no draw .* adaptation:17$"):
+def test_what_is_no_number_no_family_or_no_task_is_refused_in_one_line(name: str, says: str):
+    with pytest.raises(UsageError, match=says.format(name)):
         find(name)
 
 
-@pytest.mark.parametrize("name", ["adaptatoin", "adaptation_heldout", "adaption:3", "unknown:3"])
-def test_an_unknown_family_is_refused_in_one_line(name: str):
-    with pytest.raises(UsageError, match=f"^task: there is no task '{name}'; [^\n]*$"):
-        find(name)
-
-
-def test_a_family_is_no_task():
-    with pytest.raises(UsageError, match="is a suite; name one of adaptation:0, "):
-        find("adaptation")
+def test_a_family_and_one_of_its_draws_are_no_list_of_tasks():
     with pytest.raises(UsageError, match="'adaptation:3' is given twice"):
         find_all(["adaptation", "adaptation:3"])
 

@@ -21,6 +21,7 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
 from esper_lab import describe
 from processes import ran_python, refusal
+from small_runs import SMALL
 from support import own_blueprints
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
@@ -48,16 +49,8 @@ def short(tmp_path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A run that has learned almost nothing."""
-    folder = tmp_path_factory.mktemp("runs")
-    return train_ppo_vectorized(
-        rounds=1,
-        envs=8,
-        episode_length=6,
-        max_batches=1,
-        lstm_hidden=16,
-        split_seed=5,
-        telemetry_dir=str(folder),
-    ).path
+    place = {"rounds": 1, "split_seed": 5, "telemetry_dir": str(tmp_path_factory.mktemp("runs"))}
+    return train_ppo_vectorized(**SMALL | place | {"envs": 8, "episode_length": 6}).path
 
 
 def test_the_example_is_as_short_as_the_manual_says() -> None:

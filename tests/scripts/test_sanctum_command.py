@@ -49,9 +49,8 @@ def wait_for(run_place: Path, text: str, times: int = 1) -> Path:
     raise TimeoutError(text)
 
 
-def test_sanctum_restores_the_terminal_when_it_is_closed(terminal: list[OnTerminal]) -> None:
-    one = OnTerminal("sanctum", str(RECORDED / "healthy"))
-    terminal.append(one)
+def test_sanctum_restores_the_terminal_when_it_is_closed(terminal) -> None:
+    one = terminal("sanctum", str(RECORDED / "healthy"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("2")
     one.until(lambda out: b"gradient norm" in out)
@@ -61,9 +60,8 @@ def test_sanctum_restores_the_terminal_when_it_is_closed(terminal: list[OnTermin
     assert one.modes() == one.modes_before
 
 
-def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
-    one = OnTerminal("sanctum", str(RECORDED / "anomalous"))
-    terminal.append(one)
+def test_ctrl_c_closes_it(terminal) -> None:
+    one = terminal("sanctum", str(RECORDED / "anomalous"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("\x03")
     assert one.exit_status() == 0
@@ -105,11 +103,8 @@ def test_without_a_terminal_training_continues_without_sanctum(tmp_path: Path) -
     assert "finished after" in done.stdout
 
 
-def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
-    terminal: list[OnTerminal], tmp_path: Path
-) -> None:
-    one = OnTerminal(*training(tmp_path, 3, "--sanctum"))
-    terminal.append(one)
+def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(terminal, tmp_path: Path) -> None:
+    one = terminal(*training(tmp_path, 3, "--sanctum"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("q")
     assert one.exit_status() == 0
@@ -124,11 +119,10 @@ def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
 
 
 def test_after_closing_or_killing_sanctum_the_training_shows_progress(
-    terminal: list[OnTerminal], tmp_path: Path
+    terminal, tmp_path: Path
 ) -> None:
     for folder, end in (("closed", None), ("killed", signal.SIGKILL)):
-        one = OnTerminal(*training(tmp_path / folder, MANY, "--sanctum"))
-        terminal.append(one)
+        one = terminal(*training(tmp_path / folder, MANY, "--sanctum"))
         one.until(lambda out: "● live".encode() in out)
         if end is None:
             one.type("q")
@@ -145,9 +139,8 @@ def test_after_closing_or_killing_sanctum_the_training_shows_progress(
         assert any((run / "checkpoints").iterdir())
 
 
-def test_ending_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
-    one = OnTerminal(*training(tmp_path, MANY, "--sanctum"))
-    terminal.append(one)
+def test_ending_the_training_ends_sanctum(terminal, tmp_path: Path) -> None:
+    one = terminal(*training(tmp_path, MANY, "--sanctum"))
     one.until(lambda out: "● live".encode() in out)
     one.signal(signal.SIGTERM)
     assert one.exit_status() == 143
@@ -156,12 +149,11 @@ def test_ending_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: 
     wait_for(tmp_path, '"status":"interrupted"')
 
 
-def test_killing_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
+def test_killing_the_training_ends_sanctum(terminal, tmp_path: Path) -> None:
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("needs bash, for a shell that has job control")
-    one = OnTerminal(command=[shell, "--norc", "--noprofile", "-i"])
-    terminal.append(one)
+    one = terminal(command=[shell, "--norc", "--noprofile", "-i"])
     one.type(shlex.join([*ESPER, *training(tmp_path, MANY, "--sanctum")]) + "\n")
     one.until(lambda out: "● live".encode() in out)
     (trains,) = one.children()

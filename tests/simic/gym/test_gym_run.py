@@ -83,15 +83,8 @@ def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> Non
     run = run_of(tmp_path)
     assert run.name.endswith("-CartPole-v1")
     settings = json.loads((run / "config.json").read_text())["settings"]
-    expected = {
-        "gym": "CartPole-v1",
-        "envs": 3,
-        "rollout_steps": 20,
-        "rounds": 3,
-        "discount": 0.99,
-        "memory": "lstm",
-        "threads": 1,
-    }
+    expected = {"gym": "CartPole-v1", "envs": 3, "rollout_steps": 20, "rounds": 3}
+    expected |= {"discount": 0.99, "memory": "lstm", "threads": 1}
     assert {name: settings[name] for name in expected} == expected
     assert "task" not in settings
     assert "episode_length" not in settings
@@ -270,15 +263,9 @@ def test_arguments_of_an_environment_are_json_or_text() -> None:
 
 
 def test_a_gymnasium_task_trains_from_python(tmp_path: Path) -> None:
-    summary = train_ppo_vectorized(
-        gym="esper/MemoryChain-v0",
-        gym_args=["length=2"],
-        envs=2,
-        rollout_steps=16,
-        rounds=1,
-        telemetry_dir=str(tmp_path),
-        telemetry_level="off",
-    )
+    task = {"gym": "esper/MemoryChain-v0", "gym_args": ["length=2"], "envs": 2, "rollout_steps": 16}
+    place = {"telemetry_dir": str(tmp_path), "telemetry_level": "off"}
+    summary = train_ppo_vectorized(rounds=1, **task, **place)
     (done,) = summary.rounds
     assert done.episodes == 2 * 4
     assert done.episode_length == 3.0

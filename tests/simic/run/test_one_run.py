@@ -208,15 +208,8 @@ def test_the_switch_also_stops_the_adaptive_rate(tmp_path: Path, monkeypatch) ->
 
 
 def test_an_edited_run_that_learns_from_records_is_refused(trained: Path, tmp_path: Path) -> None:
-    config = ImitationConfig(
-        records=(str(trained),),
-        epochs=1,
-        held_out=0.0,
-        lstm_hidden=8,
-        threads=1,
-        batch_size=4,
-        telemetry_dir=str(tmp_path),
-    )
+    sizes = {"epochs": 1, "held_out": 0.0, "lstm_hidden": 8, "threads": 1, "batch_size": 4}
+    config = ImitationConfig(records=(str(trained),), telemetry_dir=str(tmp_path), **sizes)
     run = learn_offline(config).path
     edited(run, lambda content: content["offline"]["settings"].update(learning_rate=0.5))
     again = resumed_config(ImitationConfig, run, {"epochs": 2})

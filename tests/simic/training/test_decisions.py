@@ -17,11 +17,9 @@ from esper.leyline.events import (
 )
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.vectorized import run_training
+from small_runs import SMALL
 
-TINY = {
-    "envs": 4, "group_size": 2, "episode_length": 6, "max_batches": 1, "batch_size": 8,
-    "lstm_hidden": 16, "seed": 5, "threads": 1, "rounds": 1,
-}  # fmt: skip
+TINY = SMALL | {"episode_length": 6, "seed": 5, "rounds": 1, "telemetry_level": "normal"}
 
 
 @pytest.fixture(scope="module")

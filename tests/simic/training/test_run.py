@@ -42,17 +42,9 @@ from esper.simic.run.run_directory import RunDirectory, stored_config
 from esper.simic.training.setup import build_environment, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
-from small_runs import assert_same, timeless
+from small_runs import SMALL, assert_same, timeless
 
-TINY = {
-    "envs": 4,
-    "group_size": 2,
-    "episode_length": 6,
-    "max_batches": 1,
-    "batch_size": 8,
-    "lstm_hidden": 16,
-    "seed": 5,
-}
+TINY = SMALL | {"episode_length": 6, "seed": 5, "threads": None, "telemetry_level": "normal"}
 
 
 def tiny(directory: Path, **settings: object) -> TrainConfig:
