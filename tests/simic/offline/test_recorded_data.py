@@ -287,23 +287,12 @@ def prune_illegally(episodes: Episodes) -> None:
     episodes.actions[1, 5, 0] = Op.PRUNE
 
 
-SPOILT: dict[str, tuple[Callable[[Episodes], None], str]] = {
-    "host": (
-        lambda e: e.observation.host[1, 5, 3].fill_(math.nan),
-        "has a number in host that is not finite",
-    ),
-    "slots": (
-        lambda e: e.observation.slots[1, 5, 0, 3].fill_(math.inf),
-        "has a number in slots that is not finite",
-    ),
-    "reward": (
-        lambda e: e.rewards[1, 5].fill_(math.nan),
-        "has a number in reward that is not finite",
-    ),
-    "log_prob": (
-        lambda e: e.log_prob[1, 5].fill_(-math.inf),
-        "has a number in log_prob that is not finite",
-    ),
+NOT_FINITE = "has a number in {} that is not finite"
+SPOILT: dict[str, tuple[Callable[[Episodes], Any], str]] = {
+    "host": (lambda e: e.observation.host[1, 5, 3].fill_(math.nan), NOT_FINITE),
+    "slots": (lambda e: e.observation.slots[1, 5, 0, 3].fill_(math.inf), NOT_FINITE),
+    "reward": (lambda e: e.rewards[1, 5].fill_(math.nan), NOT_FINITE),
+    "log_prob": (lambda e: e.log_prob[1, 5].fill_(-math.inf), NOT_FINITE),
     "illegal": (prune_illegally, "has an action that was not legal"),
     "cut off": (lambda e: e.terminated[2, 5].fill_(False), "has an episode that was cut off"),
 }
@@ -313,7 +302,8 @@ SPOILT: dict[str, tuple[Callable[[Episodes], None], str]] = {
 def test_episodes_that_cannot_be_learned_from_are_refused(what, random, monkeypatch) -> None:
     change, message = SPOILT[what]
     spoiled(change, monkeypatch)
-    expected = f"records: round 2 of {random} {message}; remove {random} from --records"
+    said = message.format(what)
+    expected = f"records: round 2 of {random} {said}; remove {random} from --records"
     assert refusal(records=(random,)) == expected
 
 
