@@ -30,7 +30,6 @@ from esper_lab.evaluation import (
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.plans import NEVER, library
 from esper_lab.price_front import front
-from processes import refusal
 from tiny_population import LARGE, tiny, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
@@ -147,7 +146,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(words: str, says: str, cap
     Path("file").write_text("")
     suite = [] if "--suite" in arguments else ["--suite", "tiny"]
     sizes = [] if {"--hosts", "--training-hosts"} & {*arguments} else SMALL
-    assert re.search(says, refusal(capsys, evaluate, *arguments, *suite, *sizes))
+    assert guarded(evaluate, [*arguments, *suite, *sizes]) == 2
+    output = capsys.readouterr()
+    assert output.out.strip() == ""
+    assert len(output.err.strip().splitlines()) == 1
+    assert re.search(says, output.err)
     assert [path.name for path in Path().iterdir()] == ["file"]
 
 

@@ -32,6 +32,7 @@ def trained(where: Path, *words: str, policy: str = "ppo"):
 def refused(where: Path, *words: str, flags: tuple[str, ...] = tuple(FLAGS)) -> str:
     done = called(["ppo", *flags, *words], where, train)
     assert done.returncode == 2
+    assert "Traceback" not in done.stderr
     return done.stderr
 
 

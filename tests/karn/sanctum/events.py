@@ -20,10 +20,10 @@ from esper.leyline.stages import Stage
 
 def started(rounds: int = 3, time: float = 0.0, **changes: Any) -> TrainingStarted:
     fields = {
-        "time": time, "schema": 3, "tasks": ["digits_shift"], "episode_length": 4,
+        "time": time, "schema": 3, "tasks": ["digits_shift"], "envs": 2, "episode_length": 4,
         "host_parameters": [438],
     }  # fmt: skip
-    return run_directories.started(rounds, 2, **fields | changes)
+    return run_directories.started(rounds, **fields | changes)
 
 
 def step(round_number: int, number: int, time: float | None = None, **changes: Any) -> Event:
