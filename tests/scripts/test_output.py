@@ -126,11 +126,7 @@ def test_a_notice_is_one_line_without_control_characters(capsys) -> None:
 
 @pytest.mark.parametrize(("code", "reported"), [(0, 1), (1, 1), (129, 0), (130, 0), (143, 0)])
 def test_a_signal_leaves_the_report_to_esper_report(
-    tmp_path: Path,
-    monkeypatch,
-    capsys,
-    code: int,
-    reported: int,
+    tmp_path: Path, monkeypatch, capsys, code: int, reported: int
 ) -> None:
     calls: list[tuple[list[Path], Path]] = []
     monkeypatch.setattr(after_training, "report_runs", lambda _, *of_runs: calls.append(of_runs))

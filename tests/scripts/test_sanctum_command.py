@@ -79,7 +79,7 @@ def test_ctrl_c_closes_it(terminal) -> None:
 )
 def test_usage_errors_are_one_line(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch,
-    capsys,
+    capsys
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert says in refusal(capsys, sanctum, *arguments)

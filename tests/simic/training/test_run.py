@@ -192,11 +192,7 @@ def out_of_room(*_: object, **__: object) -> None:
 
 @pytest.mark.parametrize(("failing", "code"), [((2,), 0), ((3,), 1), ((1, 2, 3), 1)])
 def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
-    tmp_path: Path,
-    failing: tuple[int, ...],
-    code: int,
-    monkeypatch,
-    capsys,
+    tmp_path: Path, failing: tuple[int, ...], code: int, monkeypatch, capsys
 ) -> None:
     """The exit status is 1 only if the last round cannot be saved."""
     original = checkpoint.write_synced
@@ -221,10 +217,7 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
 
 
 def test_a_full_disk_loses_events_but_not_the_run(
-    three_rounds: Path,
-    tmp_path: Path,
-    monkeypatch,
-    capsys,
+    three_rounds: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Events before stay readable, and so do events after there is space again."""
     original = JsonLines.write
