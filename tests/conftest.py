@@ -1,7 +1,9 @@
 """Settings of the whole suite. Its presence also puts this folder on the import path."""
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,14 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def scripts_on_path(monkeypatch) -> None:
+    """As where a program in ``scripts`` or ``benchmarks`` is started."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for folder in ("scripts", "benchmarks"):
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / folder))
+
+
+@pytest.fixture
 def scratch_register() -> Iterator[None]:
     """What a test registers is gone after it."""
     before = [(register, dict(register)) for register in (TASKS, SUITES, FAMILIES)]
@@ -67,9 +77,13 @@ def scratch_register() -> Iterator[None]:
 
 
 @pytest.fixture
-def terminal() -> Iterator[list[OnTerminal]]:
-    """Commands on terminals that a test puts here are ended after it."""
-    opened: list[OnTerminal] = []
-    yield opened
-    for one in opened:
-        one.close()
+def terminal() -> Iterator[Callable[..., OnTerminal]]:
+    """Starts commands on terminals; they are ended after the test."""
+    with ExitStack() as after:
+
+        def opened(*arguments: str, **settings: list[str]) -> OnTerminal:
+            one = OnTerminal(*arguments, **settings)
+            after.callback(one.close)
+            return one
+
+        yield opened

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from esper.scripts.entry import guarded
 from esper.scripts.main import esper
@@ -35,6 +36,28 @@ def ran(
         timeout=WATCHDOG,
         check=False,
     )
+
+
+def ran_python(
+    code: str, *arguments: str, where: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The same of a program in Python."""
+    return ran([sys.executable, "-c", code, *arguments], where, **variables)
+
+
+def refusal(
+    capsys: Any, command: Callable[[list[str]], int], *arguments: str, prints: bool = False
+) -> str:
+    """The one line on stderr with which a command refuses what it is given.
+
+    It prints nothing else, unless ``prints`` says that it had begun to work.
+    """
+    assert guarded(command, list(arguments)) == 2, arguments
+    out, err = capsys.readouterr()
+    assert prints or out == "", out
+    assert err.startswith("esper: "), err
+    assert err.count("\n") == 1, err
+    return err
 
 
 def called(

@@ -83,17 +83,20 @@ def update(number: int, **metrics: Any) -> PPOUpdateCompleted:
     )
 
 
-def snapshot(number: int) -> AnalyticsSnapshot:
+def snapshot(number: int, **changed: Any) -> AnalyticsSnapshot:
     """Throughput of a round."""
-    return AnalyticsSnapshot(
-        time=1000.0 + number, round=number, amp_enabled=False, amp_dtype=None, learning_rate=1e-3,
-        environment_steps_per_second=7.0 + number, rollout_seconds=1.0, update_seconds=0.5,
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        "time": 1000.0 + number, "round": number, "amp_enabled": False, "amp_dtype": None,
+        "learning_rate": 1e-3, "environment_steps_per_second": 7.0 + number,
+        "rollout_seconds": 1.0, "update_seconds": 0.5,
+    }  # fmt: skip
+    return AnalyticsSnapshot(**values | changed)
 
 
-def finished(number: int, status: str = "finished") -> TrainingFinished:
+def finished(number: int, status: str = "finished", time: float | None = None) -> TrainingFinished:
     """The process ended."""
-    return TrainingFinished(time=1001.0 + number, round=number, status=status)
+    when = 1001.0 + number if time is None else time
+    return TrainingFinished(time=when, round=number, status=status)
 
 
 def whole_round(number: int, envs: int = 4, learns: bool = True, **metrics: Any) -> list[Event]:

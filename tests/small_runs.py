@@ -18,25 +18,28 @@ SMALL = {
 }
 
 
+def events_of(run: Path, *kinds: str) -> list[dict]:
+    """What a run told, as a plain reader of JSON finds it; of some kinds, or all."""
+    lines = (run / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    return [event for event in events if not kinds or event["event_type"] in kinds]
+
+
 def timeless(run: Path) -> list[dict]:
-    """What training told of steps and updates, without the time it told it."""
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    wanted = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME")
-    return [
-        {k: v for k, v in line.items() if k != "time"}
-        for line in lines
-        if line["event_type"] in wanted
-    ]
+    """What training told of steps, episodes and updates, without the time it told it."""
+    kinds = ("EPOCH_COMPLETED", "PPO_UPDATE_COMPLETED", "EPISODE_OUTCOME", "GYM_EPISODES")
+    return [{k: v for k, v in e.items() if k != "time"} for e in events_of(run, *kinds)]
 
 
-def assert_same(a: object, b: object) -> None:
+def assert_same(a: object, b: object, where: str = "") -> None:
+    """The same names with the same bits."""
     if isinstance(a, dict):
         assert isinstance(b, dict)
         assert a.keys() == b.keys()
         for key in a:
-            assert_same(a[key], b[key])
+            assert_same(a[key], b[key], f"{where}/{key}")
     else:
-        assert torch.equal(a, b)
+        assert torch.equal(a, b), where
 
 
 def tensors(parts) -> dict[str, torch.Tensor]:

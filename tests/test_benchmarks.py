@@ -26,19 +26,12 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.fixture
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a script of either folder is started."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for folder in ("scripts", "benchmarks"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
+pytestmark = pytest.mark.usefixtures("scripts_on_path")
 
 
-@pytest.mark.usefixtures("on_path", "scratch_register")
+@pytest.mark.usefixtures("scratch_register")
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_can_be_imported_and_explains_itself(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_can_be_imported_and_explains_itself(path: Path, monkeypatch, capsys) -> None:
     if path.name == "gym_speed.py":
         pytest.importorskip("sb3_contrib")
     module = importlib.import_module(path.stem)
@@ -50,10 +43,7 @@ def test_a_script_can_be_imported_and_explains_itself(
     assert first in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.usefixtures("on_path")
-def test_a_page_is_written_with_its_command_and_its_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_written_with_its_command_and_its_figures(tmp_path: Path, monkeypatch) -> None:
     import reporting
     from runs import Mean
 
@@ -71,7 +61,6 @@ def test_a_page_is_written_with_its_command_and_its_figures(
     assert json.loads((tmp_path / "one.json").read_text()) == [{"value": 0.5, "error": 0.01}]
 
 
-@pytest.mark.usefixtures("on_path")
 def test_what_was_made_once_is_kept(tmp_path: Path) -> None:
     from reporting import kept
 
@@ -79,7 +68,6 @@ def test_what_was_made_once_is_kept(tmp_path: Path) -> None:
     assert kept(tmp_path / "deep" / "a.json", lambda: {"x": 2}) == {"x": 1}
 
 
-@pytest.mark.usefixtures("on_path")
 def test_printed_sentences_are_wrapped_and_tables_are_not_touched() -> None:
     import example_ladder
 
@@ -92,7 +80,6 @@ def test_printed_sentences_are_wrapped_and_tables_are_not_touched() -> None:
     assert lines[-2:] == ["", "end"]
 
 
-@pytest.mark.usefixtures("on_path")
 def test_text_is_scored_on_test_with_student_intervals_and_validation_beside() -> None:
     import text
 
@@ -123,8 +110,7 @@ def test_text_is_scored_on_test_with_student_intervals_and_validation_beside() -
     assert "untuned: a learning rate of 0.003, constant" in text.recipe(find("text_gpt"))
 
 
-@pytest.mark.usefixtures("on_path")
-def test_a_text_plan_is_scored_on_both_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_plan_is_scored_on_both_splits(monkeypatch) -> None:
     import text
 
     task = replace(find("text_bytes"), episode_length=16, max_batches=1, batch_size=2)
@@ -138,7 +124,6 @@ def test_a_text_plan_is_scored_on_both_splits(monkeypatch: pytest.MonkeyPatch) -
     assert found["never"]["test"]["utility"] != found["never"]["validation"]["utility"]
 
 
-@pytest.mark.usefixtures("on_path")
 def test_the_page_on_schedules_has_the_rows_that_are_measured() -> None:
     """What growing gains is not among them: it is measured against controls elsewhere."""
     import schedules
@@ -154,7 +139,6 @@ def test_the_page_on_schedules_has_the_rows_that_are_measured() -> None:
     assert not [row for row in rows if "gain" in row]
 
 
-@pytest.mark.usefixtures("on_path")
 def test_recipes_are_scored_by_what_never_growing_scores() -> None:
     import recipes
 
@@ -172,7 +156,6 @@ def test_recipes_are_scored_by_what_never_growing_scores() -> None:
                 np.testing.assert_allclose(row[r, 2 * i : 2 * i + 2], expected, atol=1e-6)
 
 
-@pytest.mark.usefixtures("on_path")
 def test_the_least_loss_is_taken_or_the_best_accuracy_within_its_error() -> None:
     import recipes
 
@@ -188,7 +171,6 @@ def test_the_least_loss_is_taken_or_the_best_accuracy_within_its_error() -> None
     assert recipes.least(losses[::-1], accuracy[::-1]) == 1
 
 
-@pytest.mark.usefixtures("on_path")
 def test_the_committed_recipes_are_those_of_their_figures() -> None:
     import recipes
 

@@ -1,15 +1,13 @@
 """What CONTRIBUTING.md says of files is true."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 import esper
+from processes import ESPER, ran
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(esper.__file__).parent
@@ -51,14 +49,7 @@ def test_an_observation_feature_is_added_in_one_file_and_its_native_twin(tmp_pat
         "train ppo --backend torch --envs 2 --group-size 2 --rounds 1 --episode-length 3 "
         "--max-batches 1 --batch-size 8 --lstm-hidden 8 --threads 1"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "esper.scripts.main", *arguments.split()],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([*ESPER, *arguments.split()], tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     (moments,) = (tmp_path / "runs").glob("*/checkpoints/000001/moments.pt")
     from esper.tamiyo.policy.features import HOST_FEATURES

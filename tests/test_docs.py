@@ -128,7 +128,7 @@ def test_every_command_has_its_grammar_here() -> None:
 
 
 @by_page
-def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_parse(page: Path, monkeypatch) -> None:
     for command in commands(page):
         program, *words = words_of(command)
         if program == "make":
@@ -259,11 +259,11 @@ def test_python_blocks_are_python_and_import_what_exists(page: Path) -> None:
                     resolve_name(name.name)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, ROOT / "CHANGELOG.md", *sorted((ROOT / "benchmarks" / "results").glob("*.md"))],
-    ids=short,
-)
+OTHERS = [ROOT / f"{name}.md" for name in ("CHANGELOG", "CODE_OF_CONDUCT", "SECURITY")]
+OTHERS += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=short)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", link):

@@ -63,7 +63,7 @@ class WideKernel(nn.Module):
 
 
 @pytest.fixture
-def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def kind(monkeypatch) -> Iterator[int]:
     """Index of the documented blueprint, which is known as long as the test runs."""
     monkeypatch.setitem(naive.CONV_BRANCHES, NAME, WideKernel)
     with own_blueprints():
@@ -73,16 +73,8 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 def growth(rows: int) -> GrowthEnv:
     """Small hosts at the start of an episode."""
-    config = GrowthConfig(
-        seed=2,
-        group_size=2,
-        episode_length=8,
-        max_batches=1,
-        batch_size=6,
-        max_seeds=3,
-        reward="terminal",
-        dtype=F64,
-    )
+    sizes = {"group_size": 2, "episode_length": 8, "max_batches": 1, "batch_size": 6}
+    config = GrowthConfig(seed=2, max_seeds=3, reward="terminal", dtype=F64, **sizes)
     return GrowthEnv([small_task(small_host())], torch.arange(rows), config, Precision("cpu"), CPU)
 
 
@@ -157,7 +149,7 @@ def test_a_random_policy_picks_it_among_others(kind: int) -> None:
 
 
 def test_a_run_with_it_is_resumed_only_where_it_is_known(
-    kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: int, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(examples("A blueprint")[1], {})

@@ -1,7 +1,6 @@
 """The benchmarks on growing: hosts on several splits, two-level intervals, pages and verdicts."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ RULES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+pytestmark = pytest.mark.usefixtures("scripts_on_path")
 
 
 def rung(name: str, utility: Any, policy: bool = False, chosen: Any = None) -> Rung:

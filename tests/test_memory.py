@@ -13,9 +13,7 @@ DOCUMENTED = json.loads((BENCHMARKS / "results" / "memory.json").read_text())
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures as Linux counts")
 @pytest.mark.parametrize("task", list(DOCUMENTED))
-def test_the_slope_of_peak_memory_is_the_documented_one(
-    task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slope_of_peak_memory_is_the_documented_one(task: str, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import memory
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from processes import ran
+
 SOURCE = Path(__file__).parents[1] / "src"
 COMMAND = "import esper_growth; esper_growth.main()"
 
@@ -28,14 +30,8 @@ def python(
     code: str, *paths: Path, flags: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run code with the given directories on ``sys.path``."""
-    path = os.pathsep.join(map(str, paths))
-    return subprocess.run(
-        [sys.executable, *flags, "-c", code, "--version"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, *flags, "-c", code, "--version"]
+    return ran(command, PYTHONPATH=os.pathsep.join(map(str, paths)))
 
 
 def refused(found: subprocess.CompletedProcess[str]) -> str:

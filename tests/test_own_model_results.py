@@ -1,6 +1,5 @@
 """The table of own models: what is tuned on what, and what is compared with what."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,13 +10,9 @@ import pytest
 from scipy import stats
 from torch.optim import AdamW
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
 
 @pytest.fixture
-def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def results(scripts_on_path: None) -> ModuleType:
     import own_model_results
 
     return own_model_results
@@ -44,9 +39,7 @@ class Played:
 
 
 def test_recipes_are_chosen_on_validation_and_opponents_are_as_large_and_as_long(
-    results: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    results: ModuleType, tmp_path: Path, monkeypatch
 ) -> None:
     played = Played(grown=1553)
     monkeypatch.setattr(results, "alone", played)
@@ -75,9 +68,7 @@ def test_recipes_are_chosen_on_validation_and_opponents_are_as_large_and_as_long
     assert f"+5.0 [+{5 - half:.1f}, +{5 + half:.1f}]: above" in line
 
 
-def test_never_growing_is_compared_with_a_plain_loop(
-    results: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_never_growing_is_compared_with_a_plain_loop(results: ModuleType, monkeypatch) -> None:
     case = results.CASES["MLP"]
     assert results.same_as_plain_loop(case, "MLP")
     # With another recipe in one of the two loops it is noticed.

@@ -1,10 +1,7 @@
 """A blueprint in a file of the user's own trains, grows, is exported and loaded as any other."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +17,8 @@ from esper.runtime import plugins
 from esper.scripts.grow import grow
 from esper.simic.training.vectorized import train_ppo_vectorized
 from own_modules import ResidualNet, images, loader
+from processes import ran_python
+from small_runs import SMALL, events_of
 from support import own_blueprints
 
 TESTS = Path(__file__).parent
@@ -62,7 +61,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 
 @pytest.fixture
-def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def plugin(tmp_path: Path, monkeypatch) -> Iterator[str]:
     """The file of the documented blueprint, with a task that accepts no other."""
     monkeypatch.chdir(tmp_path)
     section = EXTENDING.split("\n## A blueprint\n")[1]
@@ -79,19 +78,10 @@ def planted(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_it_is_trained_on(plugin: str, tmp_path: Path) -> None:
-    run = train_ppo_vectorized(
-        plugin=(plugin,),
-        task="wide_digits",
-        rounds=1,
-        envs=16,
-        episode_length=24,
-        max_batches=1,
-        lstm_hidden=16,
-        telemetry_dir=str(tmp_path / "runs"),
-        telemetry_level="debug",
-    )
-    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
-    names = [k for e in events if e["event_type"] == "SEED_GERMINATED" for k in e["blueprint"]]
+    sizes = SMALL | {"envs": 16, "episode_length": 24, "rounds": 1, "telemetry_level": "debug"}
+    place = str(tmp_path / "runs")
+    run = train_ppo_vectorized(plugin=(plugin,), task="wide_digits", telemetry_dir=place, **sizes)
+    names = [k for e in events_of(run.path, "SEED_GERMINATED") for k in e["blueprint"]]
     assert set(names) == {NAME}
 
 
@@ -112,13 +102,7 @@ def test_it_grows_a_module_and_is_loaded_again_with_esper_and_without(
     again = esper.load_grown(ResidualNet(dropout=0.0), state).eval()
     torch.testing.assert_close(again(x), expected, rtol=0, atol=0)
     torch.save({"x": x, "out": expected}, folder / "expected.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", REBUILD, str(folder)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran_python(REBUILD, str(folder), PYTHONPATH=str(TESTS))
     names = [f"{seed}.seed.{NAME}.{p}.weight" for seed in result.seeds for p in ("mix", "spread")]
     assert done.stdout.strip() == str(sorted(names)), done.stderr
     program = torch.export.export(model, (x,))

@@ -139,7 +139,7 @@ def test_printed_output_is_committed() -> None:
     assert [line for line in lines if line not in committed] == []
 
 
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_example_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     train = vectorized.train_ppo_vectorized
 
     def train_less(**settings: Any) -> vectorized.RunSummary:

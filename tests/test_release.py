@@ -10,8 +10,6 @@ from email.message import Message
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-
 import esper
 
 ROOT = Path(__file__).parents[1]
@@ -46,12 +44,6 @@ def test_the_citation_has_the_date_licence_and_authors_of_the_release() -> None:
 def test_the_changelog_begins_with_what_is_unreleased() -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == "Unreleased"
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md"])
-def test_links_of_a_page_lead_to_files(page: str) -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text()):
-        assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
 def test_paths_named_in_the_security_policy_exist() -> None:

@@ -39,7 +39,7 @@ def smaller(words: list[str]) -> list[str]:
 
 
 @contextmanager
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_process(monkeypatch) -> Iterator[None]:
     """What a command registers is gone after it, as when each has a process of its own."""
     before = [(register, dict(register)) for register in (TASKS, SUITES)]
     with own_blueprints(), monkeypatch.context() as patch:
@@ -59,9 +59,7 @@ def test_the_page_has_blocks_of_every_kind() -> None:
 
 
 @pytest.mark.slow
-def test_every_block_of_the_page_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_block_of_the_page_works(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     run = ""
     for language, file, text in blocks():

@@ -18,6 +18,7 @@ from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.plans import Plan, PlannedSeed, schedule
 from esper_lab.play import Population, tasks_of_groups
 from esper_lab.shifts import Shift, shifted_digits
+from small_runs import SMALL
 
 CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)
 LARGE = Plan("large in the last slot", (PlannedSeed(1.0, 1.0, 0.0),))
@@ -81,16 +82,8 @@ def growing(env: GrowthEnv) -> ScheduleActor:
 
 def trained_run(folder: Path, **settings: Any) -> Path:
     """A policy of very short training in a run below ``folder``."""
-    return train_ppo_vectorized(
-        envs=4,
-        group_size=2,
-        episode_length=4,
-        max_batches=1,
-        lstm_hidden=8,
-        minibatches=2,
-        telemetry_dir=str(folder),
-        **settings,
-    ).path
+    place = {"telemetry_dir": str(folder), "telemetry_level": "normal"}
+    return train_ppo_vectorized(**SMALL | place | settings).path
 
 
 def evaluation_of(rungs: list[Rung], **more: Any) -> Evaluation:

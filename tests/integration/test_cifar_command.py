@@ -14,7 +14,6 @@ from esper.leyline.events import EpisodeOutcome, PPOUpdateCompleted, TrainingSta
 from esper.scripts.train import train
 from karn.sanctum.test_acceptance import gradients
 from processes import called
-from scripts.pseudo_terminal import OnTerminal
 
 COMMAND = [
     "ppo", "--devices", "cpu", "cpu", "--telemetry-dir", "./telemetry", "--sanctum",
@@ -71,11 +70,10 @@ def test_it_trains_and_every_head_has_a_finite_gradient_norm(place: Path, sanctu
     assert_learned(run_of(place))
 
 
-def test_on_a_terminal_sanctum_shows_the_training(place: Path, terminal: list[OnTerminal]) -> None:
+def test_on_a_terminal_sanctum_shows_the_training(place: Path, terminal) -> None:
     words = [*TRAIN, *COMMAND]
     script = f"import os, sys; os.chdir({str(place)!r}); os.execv({words[0]!r}, {words!r})"
-    one = OnTerminal(command=[sys.executable, "-c", script])
-    terminal.append(one)
+    one = terminal(command=[sys.executable, "-c", script])
     one.until(lambda out: "■ finished".encode() in out)
     one.type("2")
     one.until(lambda out: b"gradient norm" in out)

@@ -20,7 +20,7 @@ from esper.nissa.trackers import scalars
 from esper.scripts.runs import runs
 from esper.simic.training.vectorized import run_training
 from report_pages import check
-from small_runs import SMALL
+from small_runs import SMALL, events_of
 
 OLD = Path(__file__).parents[1] / "recorded" / "old_schema"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -34,8 +34,7 @@ def test_all_readers_show_the_gain_of_the_recorder(tmp_path, monkeypatch, capsys
     config = unflatten(SMALL | {"rounds": 2, "episode_length": 12, "telemetry_dir": str(tmp_path)})
     summary = run_training(config, "random")
     run, last = summary.path, summary.rounds[-1]
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    line = [line for line in lines if line["event_type"] == "EPISODE_OUTCOME"][-1]
+    line = events_of(run, "EPISODE_OUTCOME")[-1]
     wanted = (
         mean_difference(line, "test_utility", "twin_test_utility"),
         mean_difference(line, "utility", "twin_utility"),
@@ -75,7 +74,7 @@ def test_all_readers_show_the_gain_of_the_recorder(tmp_path, monkeypatch, capsys
 
 
 def test_a_run_without_test_scores_has_a_gain_on_validation_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     (old,) = esper.karn.query(
         OLD, "SELECT count(*) AS all, count(gain) AS gains, count(validation_gain) AS validation, "

@@ -23,7 +23,7 @@ RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """Three runs: random actions in hosts of 2 and of 3 slots, and one without events."""
     place = tmp_path_factory.mktemp("runs")
     more = {"telemetry_dir": str(place), "record": True, "rounds": 2, "telemetry_level": "normal"}

@@ -77,7 +77,7 @@ def screenshot(place: Path, page: Path, width: int, height: int, scheme: str) ->
 
 
 @pytest.fixture(scope="module", params=["healthy", "all"])
-def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(request: pytest.FixtureRequest, tmp_path_factory) -> Path:
     kinds = [request.param] if request.param != "all" else sorted(RECORDED.glob("*/"))
     runs = [RECORDED / kind for kind in kinds if (RECORDED / kind / "config.json").exists()]
     return write_report(runs, tmp_path_factory.mktemp("page") / "report.html")

@@ -1,6 +1,5 @@
 """Families: draws by number, their circumstances, and suites of training and held-out draws."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,7 @@ from esper_lab.families import (
     one_seed,
 )
 from esper_lab.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
-from small_runs import SMALL
+from small_runs import SMALL, events_of
 from support import needs_native
 
 DRAWS = [adaptation(number) for number in range(1200)]
@@ -94,24 +93,25 @@ def test_the_suites_are_the_training_and_the_held_out_draws():
     assert not {circumstances(t)[1:] for t in training} & {circumstances(t)[1:] for t in held_out}
 
 
+NO_DRAW = "^task: '{}' is no draw .* adaptation:17$"
+NO_TASK = "^task: there is no task '{}'; [^\n]*$"
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["adaptation:", "adaptation:x", "adaptation:-1", "adaptation:1.5", "adaptation:" + "9" * 12],
+    ("name", "says"),
+    [
+        *((f"adaptation:{number}", NO_DRAW) for number in ("", "x", "-1", "1.5", "9" * 12)),
+        *((name, NO_TASK) for name in ("adaptatoin", "adaptation_heldout", "adaption:3")),
+        ("unknown:3", NO_TASK),
+        ("adaptation", "is a suite; name one of adaptation:0, "),
+    ],
 )
-def test_what_is_no_number_is_refused_in_one_line(name: str):
-    with pytest.raises(UsageError, match=f"^task: '{name}' is no draw .* adaptation:17$"):
+def test_what_is_no_number_no_family_or_no_task_is_refused_in_one_line(name: str, says: str):
+    with pytest.raises(UsageError, match=says.format(name)):
         find(name)
 
 
-@pytest.mark.parametrize("name", ["adaptatoin", "adaptation_heldout", "adaption:3", "unknown:3"])
-def test_an_unknown_family_is_refused_in_one_line(name: str):
-    with pytest.raises(UsageError, match=f"^task: there is no task '{name}'; [^\n]*$"):
-        find(name)
-
-
-def test_a_family_is_no_task():
-    with pytest.raises(UsageError, match="is a suite; name one of adaptation:0, "):
-        find("adaptation")
+def test_a_family_and_one_of_its_draws_are_no_list_of_tasks():
     with pytest.raises(UsageError, match="'adaptation:3' is given twice"):
         find_all(["adaptation", "adaptation:3"])
 
@@ -271,26 +271,19 @@ def test_an_invalid_number_of_draws_is_refused(counts: dict):
 
 
 def test_a_run_on_a_family_tells_of_one_task(tmp_path: Path):
-    settings = SMALL | {
-        "task": "adaptation",
-        "rounds": 2,
-        "envs": 8,
-        "telemetry_dir": str(tmp_path),
-    }
-    summary = run_training(unflatten(settings), "ppo")
+    more = {"task": "adaptation", "rounds": 2, "envs": 8, "telemetry_dir": str(tmp_path)}
+    summary = run_training(unflatten(SMALL | more), "ppo")
     assert (summary.exit_code, len(summary.rounds)) == (0, 2)
-    (run,) = tmp_path.glob("*/events.jsonl")
-    events = [json.loads(line) for line in run.read_text().splitlines()]
-    started, *_ = (e for e in events if e["event_type"] == "TRAINING_STARTED")
+    (started,) = events_of(summary.path, "TRAINING_STARTED")
     assert (started["tasks"], started["host_parameters"]) == (["adaptation"], [1860])
     assert started["slots"] == [["r0c0", "r0c1", "r0c2"]]
     for kind in ("EPISODE_STARTED", "EPISODE_OUTCOME"):
-        assert [e["task"] for e in events if e["event_type"] == kind] == [["adaptation"] * 8] * 2
-    draws = [e["draw"] for e in events if e["event_type"] == "EPISODE_STARTED"]
+        assert [e["task"] for e in events_of(summary.path, kind)] == [["adaptation"] * 8] * 2
+    draws = [e["draw"] for e in events_of(summary.path, "EPISODE_STARTED")]
     assert all(name in SUITES["adaptation"] for episode in draws for name in episode)
     assert [len(set(episode)) for episode in draws] == [4, 4]  # groups of two
     assert draws[0] != draws[1]
-    assert inspect(run.parent).tasks == ["adaptation"]
+    assert inspect(summary.path).tasks == ["adaptation"]
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])

@@ -26,13 +26,13 @@ Calls = list[tuple[str, int, int]]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     return trained_run(folder, rounds=2, strict_gates=True, checkpoint_every=1)
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("work") / "stages"
 
 

@@ -40,17 +40,13 @@ def update(metrics: dict[str, float]) -> PPOUpdateCompleted:
 
 def test_non_finite_numbers_round_trip_and_are_never_null() -> None:
     values = [1.5, float("nan"), float("inf"), -float("inf"), 0.0]
-    line = encode(update(dict(enumerate_names(values))))
+    line = encode(update({f"m{i}": value for i, value in enumerate(values)}))
     assert b"null" not in line
     back = to_floats(decode(line).metrics.values())
     assert back[0] == 1.5
     assert math.isnan(back[1])
     assert back[2:] == [float("inf"), -float("inf"), 0.0]
     assert numbers([float("nan")]) == ["NaN"]
-
-
-def enumerate_names(values: list[float]) -> list[tuple[str, float]]:
-    return [(f"m{i}", v) for i, v in enumerate(values)]
 
 
 def test_corrupt_and_truncated_lines_are_skipped(tmp_path: Path) -> None:

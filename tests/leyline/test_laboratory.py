@@ -20,7 +20,7 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "healthy"
 
 
 @pytest.fixture
-def without_laboratory(monkeypatch: pytest.MonkeyPatch):
+def without_laboratory(monkeypatch):
     monkeypatch.setattr(laboratory, "entry_points", lambda **names: EntryPoints())
     find_part.cache_clear()
     yield
@@ -38,7 +38,7 @@ def test_commands_of_the_laboratory_say_that_it_is_missing(words: list[str]) -> 
 
 
 @pytest.mark.usefixtures("without_laboratory")
-def test_other_commands_need_no_laboratory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_commands_need_no_laboratory(capsys) -> None:
     assert esper(["tasks", "digits"]) == 0
     assert "not measured" in capsys.readouterr().out
     assert esper(["--completion", "bash"]) == 0

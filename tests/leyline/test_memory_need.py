@@ -12,15 +12,15 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import GIB, available_memory, check_memory, task_needs
 from esper.runtime.tasks import TASKS, find
-from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from esper.simic.training.setup import build_environment
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tolaria.memory import stored_bytes
+from processes import refusal
 
 
 @pytest.fixture
-def eight(monkeypatch: pytest.MonkeyPatch) -> None:
+def eight(monkeypatch) -> None:
     """A machine with 8 GiB."""
     monkeypatch.setattr(memory, "available_memory", lambda: 8 * GIB)
 
@@ -32,9 +32,7 @@ def test_a_big_request_is_one_line_and_writes_nothing(
     setting: str, value: int, eight: None, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    flag = f"--{setting.replace('_', '-')}={value}"
-    assert guarded(esper, ["train", "ppo", flag]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refusal(capsys, esper, "train", "ppo", f"--{setting.replace('_', '-')}={value}")
     assert line.startswith(f"esper: {setting}: {value} need at least ")
     assert "8.0 GiB are available; about" in line
     assert not list(tmp_path.iterdir())

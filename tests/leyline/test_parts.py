@@ -150,7 +150,7 @@ class Dies(BaseException):
 
 @pytest.mark.parametrize("step", range(10))
 def test_a_writer_that_dies_while_it_moves_lines_loses_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+    tmp_path: Path, monkeypatch, step: int
 ) -> None:
     """Three parts are written; it dies at one of the steps, and the next process continues."""
     run = written(tmp_path, part=1 << 30)
@@ -216,7 +216,7 @@ def test_a_reader_that_follows_a_run_reads_every_line_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("before", [True, False], ids=["before the list", "after the list"])
 @pytest.mark.parametrize("empty", [True, False])
 def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bool, empty: bool
+    tmp_path: Path, monkeypatch, before: bool, empty: bool
 ) -> None:
     """The reader has opened ``events.jsonl``, which may be empty; then lines come and move."""
     run = written(tmp_path)
@@ -244,7 +244,7 @@ def test_lines_that_move_while_a_reader_lists_the_parts_are_read_once(
 
 @pytest.mark.parametrize("died", [False, True])
 def test_events_after_a_checkpoint_are_cut_wherever_they_lie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: bool
+    tmp_path: Path, monkeypatch, died: bool
 ) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

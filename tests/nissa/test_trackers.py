@@ -13,16 +13,13 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import AnomalyDetected, EpisodeOutcome, PPOUpdateCompleted, decode
 from esper.nissa import trackers
 from esper.nissa.trackers import TensorBoard, WandB, scalars
-from esper.scripts.entry import guarded
 from esper.scripts.main import esper
 from esper.simic.training.vectorized import train_ppo_vectorized
-from processes import WATCHDOG
+from processes import WATCHDOG, refusal
+from small_runs import SMALL
 
 RUN = Path(__file__).parents[1] / "recorded" / "anomalous"
-TINY = {
-    "rounds": 1, "envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1,
-    "batch_size": 8, "lstm_hidden": 16, "threads": 1,
-}  # fmt: skip
+TINY = SMALL | {"rounds": 1, "telemetry_level": "normal"}
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed"
@@ -43,12 +40,16 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-@needs_tensorboard
-def test_tensorboard_shows_every_update_and_outcome(tmp_path: Path) -> None:
-    sink = TensorBoard(tmp_path)
+def told(sink: TensorBoard | WandB) -> None:
+    """Give a sink every event of the recorded run."""
     for line in (RUN / "events.jsonl").read_bytes().splitlines():
         sink.write(decode(line))
     sink.close()
+
+
+@needs_tensorboard
+def test_tensorboard_shows_every_update_and_outcome(tmp_path: Path) -> None:
+    told(TensorBoard(tmp_path))
     found = curves(tmp_path)
     losses = [(u.round, u.metrics["value_loss"]) for u in read_events(RUN, PPOUpdateCompleted)]
     assert found["update/value_loss"] == [(r, pytest.approx(v)) for r, v in losses]
@@ -79,10 +80,7 @@ def test_a_run_with_tensorboard_enabled_writes_its_files(tmp_path: Path) -> None
 @pytest.mark.slow
 @needs_wandb
 def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
-    sink = WandB(tmp_path)
-    for line in (RUN / "events.jsonl").read_bytes().splitlines():
-        sink.write(decode(line))
-    sink.close()
+    told(WandB(tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     # wandb's own process writes, and may not have finished yet.
     deadline = time.monotonic() + WATCHDOG
@@ -103,17 +101,11 @@ def test_a_missing_metric_has_no_scalar() -> None:
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
+    tmp_path: Path, monkeypatch, capsys, name: str
 ) -> None:
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
     runs = tmp_path / "runs"
-    arguments = ["train", "ppo", f"--{name}", "--telemetry-dir", str(runs)]
-    assert guarded(esper, arguments) == 2
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 1
+    errors = refusal(capsys, esper, "train", "ppo", f"--{name}", "--telemetry-dir", str(runs))
     assert errors.startswith(f"esper: {name}: ")
     assert "esper-growth[trackers]" in errors
     assert not runs.exists()
@@ -122,7 +114,9 @@ def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
 def test_a_tracker_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="telemetry_level off"):
         train_ppo_vectorized(
-            telemetry_dir=str(tmp_path / "runs"), tensorboard=True, telemetry_level="off", **TINY
+            telemetry_dir=str(tmp_path / "runs"),
+            tensorboard=True,
+            **TINY | {"telemetry_level": "off"},
         )
     assert not (tmp_path / "runs").exists()
 

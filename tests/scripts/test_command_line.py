@@ -17,9 +17,9 @@ from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
 from esper.scripts.settings_file import settings_file
 from esper.scripts.train import train
-from processes import ESPER, called, environment, ran
+from processes import ESPER, ROOT, called, ran
+from small_runs import events_of
 
-ROOT = Path(__file__).parents[2]
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
 
 
@@ -39,9 +39,8 @@ def test_the_users_smoke_command_runs_in_mixed_precision_on_torch(
     done = called(arguments.split(), tmp_path, train)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
-    (events,) = (tmp_path / "runs").glob("*/events.jsonl")
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
-    snapshots = [line for line in lines if line["event_type"] == "ANALYTICS_SNAPSHOT"]
+    (run,) = (tmp_path / "runs").iterdir()
+    snapshots = events_of(run, "ANALYTICS_SNAPSHOT")
     assert [(s["amp_enabled"], s["amp_dtype"]) for s in snapshots] == [(True, dtype)]
 
 
@@ -52,21 +51,10 @@ def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
     assert "use_amp" in done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run directory: runs/{run.name}" in done.stdout
-    snapshots = [
-        json.loads(line)
-        for line in (run / "events.jsonl").read_text().splitlines()
-        if "ANALYTICS_SNAPSHOT" in line
-    ]
-    assert [s["amp_enabled"] for s in snapshots] == [False]
-    for wanted in (
-        "accuracy grown",
-        "twin",
-        "germinated",
-        "fossilised",
-        "pruned",
-        "steps per second",
-    ):
-        assert wanted in done.stdout
+    assert [s["amp_enabled"] for s in events_of(run, "ANALYTICS_SNAPSHOT")] == [False]
+    for figure in ("accuracy grown", "twin", "germinated", "fossilised", "pruned"):
+        assert figure in done.stdout
+    assert "steps per second" in done.stdout
 
 
 @pytest.mark.parametrize("policy", ["heuristic", "rule", "random", "schedule"])
@@ -137,13 +125,7 @@ def test_version_is_printed_and_stands_in_the_help(tmp_path: Path) -> None:
 
 def test_version_is_printed_by_the_module_without_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('the version needs no torch')")
-    done = subprocess.run(
-        [*ESPER, "--version"],
-        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran([*ESPER, "--version"], PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}")
     assert (done.returncode, done.stdout) == (0, f"esper {package.__version__}\n"), done.stderr
 
 

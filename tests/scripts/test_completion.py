@@ -1,7 +1,6 @@
 """``esper --completion``: bash completes commands and flags with what it prints."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from esper.leyline.errors import UsageError
 from esper.scripts import train
 from esper.scripts.completion import ARGUMENTS, SHELLS
 from esper.scripts.main import COMMANDS, esper
+from processes import ran
 
 COMPLETE = """
 source "$1"; shift
@@ -20,7 +20,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory) -> Path:
     """The file that bash sources."""
     path = tmp_path_factory.mktemp("completion") / "esper"
     with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
@@ -40,12 +40,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_bash_offers_commands_and_flags(script: Path, words: list[str], offered: set[str]) -> None:
-    done = subprocess.run(
-        ["bash", "-c", COMPLETE, "bash", script, "esper", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = ran(["bash", "-c", COMPLETE, "bash", str(script), "esper", *words])
+    assert done.returncode == 0, done.stderr
     assert {word.strip() for word in done.stdout.split()} == offered
 
 

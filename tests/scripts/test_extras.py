@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def without_extras(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+def without_extras(tmp_path_factory) -> tuple[Path, dict[str, list[Any]]]:
     """Run the commands in one process in which the libraries of all extras are missing.
 
     Returns:

@@ -23,7 +23,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archive]:
+def published(tmp_path: Path, monkeypatch) -> Iterator[Archive]:
     """Serve a small archive in place of the real one."""
     folder = write_binary(tmp_path / "source")
     path = tmp_path / "served" / "cifar.tar.gz"
@@ -49,7 +49,7 @@ def test_a_published_archive_is_unpacked_and_read(published: Archive, tmp_path, 
 
 @pytest.mark.parametrize("wrong", ["checksum", "address", "server"])
 def test_a_damaged_or_absent_archive_leaves_nothing(
-    published: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+    published: Archive, tmp_path: Path, monkeypatch, wrong: str
 ) -> None:
     changed = {
         "checksum": Archive(published.url, "0" * 64),

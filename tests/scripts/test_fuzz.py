@@ -1,8 +1,6 @@
 """For any input, ``esper`` trains or refuses in one line; it never crashes or leaves files."""
 
-import contextlib
 import hashlib
-import io
 import json
 import os
 import shlex
@@ -10,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -21,9 +20,8 @@ from fuzzing import Case
 from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from esper.scripts import after_training
-from esper.scripts.entry import guarded
-from esper.scripts.main import esper
-from processes import WATCHDOG
+from processes import WATCHDOG, called
+from small_runs import events_of
 from support import own_blueprints
 
 ROOT = Path(__file__).parents[2]
@@ -49,19 +47,11 @@ class Outcome:
 
 def execute(arguments: tuple[str, ...]) -> Outcome:
     """Run ``esper`` in this process, as the installed command does."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    code: object = None
-    escaped = ""
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = guarded(esper, list(arguments))
-        except SystemExit as exit:
-            code = exit.code or 0
-        except BaseException:
-            escaped = traceback.format_exc()
-    texts = (stream.buffer.getvalue().decode() for stream in (out, err))
-    return Outcome(code, *texts, escaped)
+    try:
+        done = called(list(arguments), Path())
+    except BaseException:
+        return Outcome(None, "", "", traceback.format_exc())
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def contents(place: Path) -> dict[str, str]:
@@ -92,7 +82,7 @@ def finished_runs(place: Path, before: dict[str, str], after: dict[str, str]) ->
         if settings["telemetry_level"] == "off":
             assert not (path / "events.jsonl").exists(), "off writes no events"
             continue
-        last = json.loads((path / "events.jsonl").read_text().splitlines()[-1])
+        last = events_of(path)[-1]
         assert last["event_type"] == "TRAINING_FINISHED"
         assert (last["status"], last["round"]) == ("finished", settings["rounds"])
     return runs
@@ -121,9 +111,7 @@ def check_outcome(case: Case, outcome: Outcome, place: Path, before: dict[str, s
     return True
 
 
-def results(
-    cases: list[Case], where: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[Outcome]:
+def results(cases: list[Case], where: Path, run: Path, monkeypatch) -> list[Outcome]:
     """Return the outcomes of all cases; fails with every case that violates a guarantee."""
     draw_report = after_training.write_report
 
@@ -174,7 +162,7 @@ def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """A complete run of one round."""
     place = tmp_path_factory.mktemp("before")
     outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
@@ -187,23 +175,21 @@ MANY = 3 * len(fuzzing.KINDS)
 """Number of cases: a third is right and a third wrong, and each setting must be both once."""
 
 
-def test_hundreds_of_command_lines(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = fuzzing.commands(MANY, seed=20)
-    assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
+@pytest.fixture
+def judged(tmp_path: Path, run: Path, monkeypatch) -> Callable[[list[Case]], list[Outcome]]:
+    return lambda cases: results(cases, tmp_path, run, monkeypatch)
 
 
-def test_hundreds_of_settings_files(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = fuzzing.configs(MANY, seed=21)
-    assert_meaningful(cases, results(cases, tmp_path, run, monkeypatch))
+@pytest.mark.parametrize(("written", "seed"), [(fuzzing.commands, 20), (fuzzing.configs, 21)])
+def test_hundreds_of_command_lines_and_of_settings_files(judged, written, seed: int) -> None:
+    cases = written(MANY, seed=seed)
+    assert cases == written(MANY, seed=seed)
+    assert_meaningful(cases, judged(cases))
 
 
-def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_of_tasks(judged) -> None:
     cases = fuzzing.listings(40, seed=24)
-    for case, outcome in zip(cases, results(cases, tmp_path, run, monkeypatch), strict=True):
+    for case, outcome in zip(cases, judged(cases), strict=True):
         names = case.arguments[1 : case.arguments.index("--plugin")] if case.expected == 0 else ()
         for name in names:
             family = name.removesuffix("_held_out")  # listed as a whole, not by its draws
@@ -211,31 +197,16 @@ def test_listings_of_tasks(tmp_path: Path, run: Path, monkeypatch: pytest.Monkey
             assert all(f"\n  {entry}\n" in outcome.out for entry in entries), name
 
 
-def test_wrong_values_are_refused(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One in nine; together they cover every setting."""
-    cases = fuzzing.every_wrong_value(seed=22)[::9]
+@pytest.mark.parametrize("share", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_wrong_values_are_refused(judged, share: int) -> None:
+    """Even one in nine cover every setting."""
+    cases = fuzzing.every_wrong_value(seed=22)[::share]
     assert {case.field for case in cases} >= fuzzing.KINDS.keys()
-    results(cases, tmp_path, run, monkeypatch)
+    judged(cases)
 
 
-@pytest.mark.slow
-def test_every_wrong_value_is_refused(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results(fuzzing.every_wrong_value(seed=22), tmp_path, run, monkeypatch)
-
-
-def test_every_valid_value_works(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results(fuzzing.every_named_value(seed=23), tmp_path, run, monkeypatch)
-
-
-def test_the_same_seed_gives_the_same_cases() -> None:
-    assert fuzzing.commands(MANY, seed=20) == fuzzing.commands(MANY, seed=20)
-    assert fuzzing.configs(MANY, seed=21) == fuzzing.configs(MANY, seed=21)
+def test_every_valid_value_works(judged) -> None:
+    judged(fuzzing.every_named_value(seed=23))
 
 
 OWN = ("--plugin", "own.py", "--task", "own")
@@ -247,9 +218,9 @@ REAL = (
 
 
 def test_another_process_gives_the_same_outcomes(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Path, judged, monkeypatch
 ) -> None:
-    results(list(REAL), tmp_path, run, monkeypatch)
+    judged(list(REAL))
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     started = []

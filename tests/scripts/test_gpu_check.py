@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 
 
 @pytest.fixture
-def check(monkeypatch: pytest.MonkeyPatch) -> Any:
+def check(monkeypatch) -> Any:
     """The script and its modules, as where it is started."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     for folder in ("tests", "benchmarks", "scripts"):
@@ -84,7 +84,7 @@ def test_all_of_it_runs_on_the_virtual_device(tmp_path: Path, check: Any) -> Non
 
 
 def test_a_machine_without_a_gpu_is_refused_in_one_line(
-    tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, check: Any, monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--output", str(tmp_path / "page")])
@@ -96,7 +96,7 @@ def test_a_machine_without_a_gpu_is_refused_in_one_line(
 
 
 def test_a_section_that_does_not_exist_is_refused_in_one_line(
-    tmp_path: Path, check: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, check: Any, capsys
 ) -> None:
     asked = argparse.Namespace(sections=["loop", "facts"], virtual=True, output=tmp_path / "page")
     assert check.script.check(asked, tmp_path) == 2
@@ -119,7 +119,7 @@ def section(
     return check.section.Section(name, name.title(), 1.0, measure, page)
 
 
-def fake_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Any, ends: str) -> Path:
+def fake_script(tmp_path: Path, monkeypatch, check: Any, ends: str) -> Path:
     """Instead of the script, one that writes a row for ``--measure NAME`` and then ``ends``."""
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "gpu_check.py").write_text(
@@ -135,7 +135,7 @@ def fake_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Any, end
 
 
 def test_a_section_that_takes_too_long_is_cut_and_keeps_its_rows(
-    tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, check: Any, monkeypatch
 ) -> None:
     ends = "if name == 'one': Path(sys.argv[4] + '.pid').write_text(str(os.getpid()))\n"
     fake_script(tmp_path, monkeypatch, check, ends + "time.sleep(600 * (name == 'one'))")
@@ -168,7 +168,7 @@ def test_a_section_that_takes_too_long_is_cut_and_keeps_its_rows(
 
 
 def test_a_crash_is_recorded_the_next_section_runs_and_the_exit_status_is_1(
-    tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, check: Any, monkeypatch, capsys
 ) -> None:
     ends = "print('last words', flush=True)\nif name == 'one': os.kill(os.getpid(), 9)"
     fake_script(tmp_path, monkeypatch, check, ends)
@@ -188,7 +188,7 @@ def test_a_crash_is_recorded_the_next_section_runs_and_the_exit_status_is_1(
 
 
 @pytest.fixture
-def elsewhere(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(check: Any, monkeypatch) -> None:
     """Sections are measured on no device at all."""
 
     @check.place.contextmanager
@@ -294,9 +294,7 @@ def test_the_outcome_of_a_test_is_read_whatever_its_name(check: Any) -> None:
     assert pattern.match("FAILED tests/test_cuda.py::test_a - assert 1 == 2") is None
 
 
-def test_wheels_beside_the_checkout_are_importable(
-    tmp_path: Path, check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wheels_beside_the_checkout_are_importable(tmp_path: Path, check: Any, monkeypatch) -> None:
     (tmp_path / "wheels").mkdir()
     with zipfile.ZipFile(tmp_path / "wheels" / "some-1.0-py3-none-any.whl", "w") as wheel:
         wheel.writestr("module_of_a_wheel.py", "VALUE = 3\n")

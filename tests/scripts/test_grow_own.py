@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from esper.scripts.grow import grow
 from esper.scripts.grown_files import Exported, write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
+from processes import ESPER, ran, ran_python, refusal
 
 TESTS = Path(__file__).parents[1]
 SOURCE = """
@@ -53,7 +52,7 @@ FILES = {
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mine(tmp_path: Path, monkeypatch) -> str:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "mine.py"
     path.write_text(SOURCE)
@@ -61,7 +60,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_onnx(monkeypatch) -> None:
     """As if onnx were not installed: writing its file takes seconds."""
     found = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else found(name))
@@ -105,13 +104,8 @@ def test_a_models_files_load_and_train_on_without_esper(mine: str, tmp_path: Pat
     result = json.loads((out / "result.json").read_text())
     assert result["seeds"]
     assert result["chosen_is_grown"]
-    done = subprocess.run(
-        [sys.executable, "-c", LOADS, str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-    )
+    done = ran_python(LOADS, str(out), PYTHONPATH=str(TESTS))
+    assert done.returncode == 0, done.stderr
     differs, refused, trained = done.stdout.splitlines()
     assert float(differs) <= 1e-5
     assert refused == "train() refused"
@@ -130,14 +124,8 @@ def test_a_killed_command_resumes_bit_identically(
     whole = capsys.readouterr().out
     assert len(re.findall(r"kept try [12] of 2, the best on validation", whole)) == 2
     cut = tmp_path / "cut"
-    killed = subprocess.run(
-        [sys.executable, "-m", "esper.scripts.main", "grow", *command, str(cut)],
-        capture_output=True,
-        env=os.environ
-        | {"KILL_AT": "22", "OMP_NUM_THREADS": "1"}
-        | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])},
-        check=False,
-    )
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
+    killed = ran([*ESPER, "grow", *command, str(cut)], KILL_AT="22", PYTHONPATH=path)
     assert killed.returncode == -9, killed.stderr
     assert {path.name for path in cut.iterdir()} == {"settings.json", "progress.pt"}
     assert grow([*command, str(cut)]) == 0
@@ -241,13 +229,12 @@ def test_several_seeds_end_in_one_table(
     assert "gains are in points of accuracy; ± is the standard deviation over seeds" in table
     assert "growth paid on validation after its price in 0 of 2 seeds" in table[-1]
     folder = tmp_path / "grown" / "both"
-    for seed in (7, 8):
-        found = json.loads((folder / f"seed-{seed}" / "result.json").read_text())
-        assert f"{100 * found['grown']['test']['accuracy']:.1f} %" in table[seed - 6]
     accuracies = [
         json.loads((folder / f"seed-{s}" / "result.json").read_text())["grown"]["test"]["accuracy"]
         for s in (7, 8)
     ]
+    for accuracy, row in zip(accuracies, table[1:3], strict=True):
+        assert f"{100 * accuracy:.1f} %" in row
     mean = 100.0 * torch.tensor(accuracies, dtype=torch.float64)
     assert f"{mean.mean():.1f} ± {mean.std():.1f} %" in table[3]
 
@@ -283,10 +270,8 @@ def test_a_damaged_result_and_another_onnx_file_are_one_line(
     assert grow(command) == 0
     assert "was finished before; remove it to grow anew" in capsys.readouterr().out
     (tmp_path / "o" / "result.json").write_text("{")
-    assert guarded(grow, command) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, grow, *command)
     assert re.match(r"esper: out: .*result.json is damaged \(.*\); remove .* to grow", error), error
-    assert error.count("\n") == 1
 
 
 def test_a_recipe_of_the_file_is_used_and_flags_come_first(
@@ -360,10 +345,8 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", mine, "--slots", "stm"], "slots: ResidualNet has no module 'stm'"),
     ]
     for flags, says in cases:
-        assert guarded(grow, flags) == 2, flags
-        error = capsys.readouterr().err
+        error = refusal(capsys, grow, *flags, prints=True)
         assert re.search(says, error), (flags, error)
-        assert error.count("\n") == 1
         assert not (tmp_path / "grown").exists(), flags
     assert [path.name for path in full.iterdir()] == ["notes.txt"]
 
@@ -382,11 +365,9 @@ def test_a_folder_of_other_settings_is_left_alone(
         (["--seed", "3"], "seed: growth in .* began with 42, got 3"),
         (["--lr", "0.1"], "lr: growth in .* began with None, got 0.1"),
     ):
-        assert guarded(grow, [*command, *flags]) == 2
-        assert re.search(says, capsys.readouterr().err)
+        assert re.search(says, refusal(capsys, grow, *command, *flags))
     Path(mine).write_text(SOURCE + "\n")
-    assert guarded(grow, command) == 2
-    assert "model: the file changed since growth in" in capsys.readouterr().err
+    assert "model: the file changed since growth in" in refusal(capsys, grow, *command)
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -403,18 +384,13 @@ def test_tasks_check_reports_a_model(mine: str, capsys) -> None:
 
 def test_a_model_that_does_not_fit_is_one_line(mine: str, capsys) -> None:
     Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Linear(3, 4)"))
-    assert guarded(tasks, ["check", mine]) == 2
-    error = capsys.readouterr().err
+    error = refusal(capsys, tasks, "check", mine, prints=True)
     assert re.fullmatch(r"esper: \S+mine.py:model: model or loss fails on a batch: .*\n", error)
     # A process runs each file once.
     other = Path(mine).with_name("other.py")
     other.write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
-    assert guarded(tasks, ["check", str(other)]) == 2
-    assert capsys.readouterr().err == (
-        "esper: model: no parameter requires a gradient; unfreeze some\n"
-    )
+    error = refusal(capsys, tasks, "check", str(other), prints=True)
+    assert error == "esper: model: no parameter requires a gradient; unfreeze some\n"
     Path(mine).with_name("none.py").write_text("x = 1\n")
-    assert guarded(tasks, ["check", "none.py"]) == 2
-    assert "has no task; write one with @task, or the functions model and loaders" in (
-        capsys.readouterr().err
-    )
+    error = refusal(capsys, tasks, "check", "none.py")
+    assert "has no task; write one with @task, or the functions model and loaders" in error

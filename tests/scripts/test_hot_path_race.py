@@ -1,21 +1,16 @@
 """The race of the hot path: who takes part, in which order, and which naive way counts."""
 
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 pytestmark = pytest.mark.usefixtures("scratch_register")
 
 
 @pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+def module(scripts_on_path: None) -> ModuleType:
     import hot_path_race
 
     return hot_path_race

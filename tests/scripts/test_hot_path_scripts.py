@@ -29,10 +29,8 @@ KEYS = {
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., subprocess.CompletedProcess]:
+def run(monkeypatch, scripts_on_path: None) -> Callable[..., subprocess.CompletedProcess]:
     """Return a function that calls a script with arguments as a process would."""
-    for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
-        monkeypatch.syspath_prepend(folder)
 
     def script(name: str, *arguments: str) -> subprocess.CompletedProcess:
         path = str(SCRIPTS / name)
@@ -96,9 +94,7 @@ def test_every_synchronisation_is_documented(run):
     assert "simic/update_metrics.py:summarise" in done.stdout
 
 
-def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
-    for folder in (SCRIPTS.parent / "benchmarks", SCRIPTS):
-        monkeypatch.syspath_prepend(folder)
+def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys, scripts_on_path):
     script = importlib.import_module("profile_gpu_sync")
     monkeypatch.setattr(sys, "argv", ["x"])
     known, unknown = "simic/update_metrics.py:summarise", "simic/ppo.py:update"
@@ -115,10 +111,8 @@ def test_a_synchronisation_that_is_not_documented_fails(monkeypatch, capsys):
 
 @pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "torch"])
 def test_operations_are_listed_by_stage(backend: str, run):
-    done = run(
-        "profile_hot_path_operations.py",
-        *("--envs", "4", "--episode-length", "6", "--backend", backend),
-    )
+    sizes = ("--envs", "4", "--episode-length", "6")
+    done = run("profile_hot_path_operations.py", *sizes, "--backend", backend)
     assert done.returncode == 0, done.stderr
     for stage in ("train", "validate and ablate", "policy", "backward", "optimizer"):
         assert f"| {stage} |" in done.stdout

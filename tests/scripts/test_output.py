@@ -19,18 +19,12 @@ from esper.scripts import after_training, output
 from esper.scripts.entry import guarded
 from esper.scripts.output import Output, OutputLost
 from esper.simic.run.checkpoint import load_latest
-from processes import ESPER, environment
+from processes import ESPER, ran, refusal
 
 
 def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script in which ``$ESPER`` is the command."""
-    return subprocess.run(
-        ["bash", "-c", script],
-        env=environment(ESPER=" ".join(ESPER), **variables),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(["bash", "-c", script], ESPER=" ".join(ESPER), **variables)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -59,7 +53,7 @@ def test_closed_streams_are_not_given_to_files() -> None:
 
 
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch):
+def pipe(monkeypatch):
     """An ``Output`` to a pipe, its reading end, and what it says on the other stream."""
     reader, writer = os.pipe()
     said: list[bytes] = []
@@ -115,7 +109,7 @@ def test_a_full_pipe_that_does_not_block_is_waited_for(pipe) -> None:
     os.close(reader)
 
 
-def test_a_notice_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_never_raises(monkeypatch) -> None:
     class Full(io.StringIO):
         def write(self, text: str) -> int:
             raise OSError(28, "No space left on device")
@@ -132,11 +126,7 @@ def test_a_notice_is_one_line_without_control_characters(capsys) -> None:
 
 @pytest.mark.parametrize(("code", "reported"), [(0, 1), (1, 1), (129, 0), (130, 0), (143, 0)])
 def test_a_signal_leaves_the_report_to_esper_report(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    code: int,
-    reported: int,
+    tmp_path: Path, monkeypatch, capsys, code: int, reported: int
 ) -> None:
     calls: list[tuple[list[Path], Path]] = []
     monkeypatch.setattr(after_training, "report_runs", lambda _, *of_runs: calls.append(of_runs))
@@ -147,7 +137,7 @@ def test_a_signal_leaves_the_report_to_esper_report(
 
 
 def test_a_report_that_fails_does_not_look_like_a_failed_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path: Path, monkeypatch, capsys
 ) -> None:
     (tmp_path / "events.jsonl").touch()
 
@@ -194,9 +184,7 @@ def test_an_allocation_that_fails_is_one_line(kind: str, capsys) -> None:
             raise RuntimeError("a shard failed") from error
         return 0
 
-    assert guarded(command, []) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("esper: memory: the system gave no more")
+    assert refusal(capsys, command).startswith("esper: memory: the system gave no more")
 
 
 def test_another_error_is_not_taken_for_one_of_memory() -> None:

@@ -1,24 +1,22 @@
 """Sanctum on a pseudo-terminal: alone, beside a training, and killed."""
 
-import json
 import os
 import random
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from esper.scripts.entry import guarded
 from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
-from processes import ESPER, ROOT, WATCHDOG, called, environment
+from processes import ESPER, ROOT, WATCHDOG, called, environment, ran, ran_python, refusal
 from scripts.pseudo_terminal import OnTerminal
+from small_runs import events_of
 
 RECORDED = ROOT / "tests" / "recorded"
 SETTINGS = "--envs 2 --group-size 2 --episode-length 4 --max-batches 1 --batch-size 8 --threads 1"
@@ -36,8 +34,7 @@ def training(tmp_path: Path, rounds: int, *more: str, backend: str = "torch") ->
 
 def outcomes(run: Path) -> list[dict[str, object]]:
     """Return the outcome of each round without its timings."""
-    lines = (run / "events.jsonl").read_text().splitlines()
-    events = [json.loads(line) for line in lines if "EPISODE_OUTCOME" in line]
+    events = events_of(run, "EPISODE_OUTCOME")
     return [{name: e[name] for name in e if name != "time"} for e in events]
 
 
@@ -52,9 +49,8 @@ def wait_for(run_place: Path, text: str, times: int = 1) -> Path:
     raise TimeoutError(text)
 
 
-def test_sanctum_restores_the_terminal_when_it_is_closed(terminal: list[OnTerminal]) -> None:
-    one = OnTerminal("sanctum", str(RECORDED / "healthy"))
-    terminal.append(one)
+def test_sanctum_restores_the_terminal_when_it_is_closed(terminal) -> None:
+    one = terminal("sanctum", str(RECORDED / "healthy"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("2")
     one.until(lambda out: b"gradient norm" in out)
@@ -64,9 +60,8 @@ def test_sanctum_restores_the_terminal_when_it_is_closed(terminal: list[OnTermin
     assert one.modes() == one.modes_before
 
 
-def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
-    one = OnTerminal("sanctum", str(RECORDED / "anomalous"))
-    terminal.append(one)
+def test_ctrl_c_closes_it(terminal) -> None:
+    one = terminal("sanctum", str(RECORDED / "anomalous"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("\x03")
     assert one.exit_status() == 0
@@ -83,15 +78,11 @@ def test_ctrl_c_closes_it(terminal: list[OnTerminal]) -> None:
     ],
 )
 def test_usage_errors_are_one_line(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch,
+    capsys
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert guarded(sanctum, arguments) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert says in captured.err
-    assert captured.err.count("\n") == 1
+    assert says in refusal(capsys, sanctum, *arguments)
 
 
 def test_the_latest_of_several_runs_is_shown(tmp_path: Path) -> None:
@@ -112,11 +103,8 @@ def test_without_a_terminal_training_continues_without_sanctum(tmp_path: Path) -
     assert "finished after" in done.stdout
 
 
-def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
-    terminal: list[OnTerminal], tmp_path: Path
-) -> None:
-    one = OnTerminal(*training(tmp_path, 3, "--sanctum"))
-    terminal.append(one)
+def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(terminal, tmp_path: Path) -> None:
+    one = terminal(*training(tmp_path, 3, "--sanctum"))
     one.until(lambda out: "■ finished".encode() in out)
     one.type("q")
     assert one.exit_status() == 0
@@ -131,11 +119,10 @@ def test_sanctum_shows_a_training_to_its_end_until_it_is_closed(
 
 
 def test_after_closing_or_killing_sanctum_the_training_shows_progress(
-    terminal: list[OnTerminal], tmp_path: Path
+    terminal, tmp_path: Path
 ) -> None:
     for folder, end in (("closed", None), ("killed", signal.SIGKILL)):
-        one = OnTerminal(*training(tmp_path / folder, MANY, "--sanctum"))
-        terminal.append(one)
+        one = terminal(*training(tmp_path / folder, MANY, "--sanctum"))
         one.until(lambda out: "● live".encode() in out)
         if end is None:
             one.type("q")
@@ -152,9 +139,8 @@ def test_after_closing_or_killing_sanctum_the_training_shows_progress(
         assert any((run / "checkpoints").iterdir())
 
 
-def test_ending_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
-    one = OnTerminal(*training(tmp_path, MANY, "--sanctum"))
-    terminal.append(one)
+def test_ending_the_training_ends_sanctum(terminal, tmp_path: Path) -> None:
+    one = terminal(*training(tmp_path, MANY, "--sanctum"))
     one.until(lambda out: "● live".encode() in out)
     one.signal(signal.SIGTERM)
     assert one.exit_status() == 143
@@ -163,12 +149,11 @@ def test_ending_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: 
     wait_for(tmp_path, '"status":"interrupted"')
 
 
-def test_killing_the_training_ends_sanctum(terminal: list[OnTerminal], tmp_path: Path) -> None:
+def test_killing_the_training_ends_sanctum(terminal, tmp_path: Path) -> None:
     shell = shutil.which("bash")
     if shell is None:
         pytest.skip("needs bash, for a shell that has job control")
-    one = OnTerminal(command=[shell, "--norc", "--noprofile", "-i"])
-    terminal.append(one)
+    one = terminal(command=[shell, "--norc", "--noprofile", "-i"])
     one.type(shlex.join([*ESPER, *training(tmp_path, MANY, "--sanctum")]) + "\n")
     one.until(lambda out: "● live".encode() in out)
     (trains,) = one.children()
@@ -213,13 +198,7 @@ def kill_while_training(place: Path, kills: int) -> None:
         process.kill()
     watched = outcomes(run)
     few = min(len(watched), 10 * kills, 200)
-    subprocess.run(
-        [*ESPER, *training(place / "alone", few)],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        check=True,
-        timeout=WATCHDOG,
-    )
+    assert ran([*ESPER, *training(place / "alone", few)]).returncode == 0
     (alone,) = (place / "alone").iterdir()
     assert watched[:few] == outcomes(alone)
 
@@ -235,11 +214,11 @@ def test_a_hundred_kills_do_not_touch_a_training(tmp_path: Path) -> None:
 
 def test_command_summaries_agree_with_the_commands_docstrings() -> None:
     for name, command in COMMANDS.items():
-        module = import_module(f"esper.scripts.{name}")
+        module = import_module(f"{'esper_lab' if name == 'evaluate' else 'esper.scripts'}.{name}")
         summary = getattr(module, name).__doc__.strip().splitlines()[0]
         assert command.__doc__ == summary
 
 
 def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True)
+    assert ran_python(code).returncode == 0

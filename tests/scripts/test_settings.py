@@ -3,8 +3,6 @@
 import ast
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from esper.leyline.config.former import FORMER
 from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
 from esper.scripts.settings_file import settings_file
-from processes import ROOT, environment
+from processes import ROOT, ran_python
 
 SOURCE = ROOT / "src" / "esper"
 
@@ -70,15 +68,8 @@ def test_a_new_setting_needs_only_a_new_field(tmp_path: Path) -> None:
     (tmp_path / "far.json").write_text('{"volume": 12}')
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"settings": {}, "fingerprint": {}}')
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *LINES],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=str(copied.parent)),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
+    done = ran_python(ASK, *LINES, where=tmp_path, PYTHONPATH=str(copied.parent))
+    assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)
     for line, says in LINES.items():
         assert says in " ".join(answers[line].replace("│", " ").split()), answers[line]
@@ -251,14 +242,7 @@ def test_help_and_refusals_do_not_import_the_training_code(
         "try: main()\n"
         "finally: print('imported', *sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", ask, *arguments.split()],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran_python(ask, *arguments.split(), where=tmp_path)
     assert done.returncode == code, done.stderr
     imported = done.stderr.split("imported ")[1].split()
     assert not set(unwanted) & set(imported)

@@ -17,7 +17,7 @@ from esper.scripts.several_seeds import training_seeds_table
 from esper.scripts.train import train
 from esper.simic.run.checkpoint import load_latest
 from processes import called
-from small_runs import SMALL, assert_same, tensors, timeless
+from small_runs import SMALL, assert_same, events_of, tensors, timeless
 
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 ROUNDS = "--rounds=2"
@@ -27,6 +27,13 @@ def trained(where: Path, *words: str, policy: str = "ppo"):
     done = called([policy, *FLAGS, *words], where, train)
     assert "Traceback" not in done.stderr
     return done
+
+
+def refused(where: Path, *words: str, flags: tuple[str, ...] = tuple(FLAGS)) -> str:
+    done = called(["ppo", *flags, *words], where, train)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    return done.stderr
 
 
 def weights(run: Path):
@@ -41,13 +48,13 @@ def shown(table) -> str:
 
 
 @pytest.fixture(autouse=True)
-def without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_reports(monkeypatch) -> None:
     """Drawing takes longer than such a run; those of ``group`` are drawn."""
     monkeypatch.setattr(after_training, "write_report", lambda runs, target: target)
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory):
+def group(tmp_path_factory):
     where = tmp_path_factory.mktemp("group")
     done = trained(where, ROUNDS, "--name", "both", "--seeds", "2")
     assert done.returncode == 0, done.stderr
@@ -59,13 +66,10 @@ def test_a_run_has_the_name_it_is_given(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
     assert json.loads((run / "config.json").read_text())["settings"]["name"] == "mine"
     before = (run / "events.jsonl").read_bytes()
-    again = trained(tmp_path, "--rounds=1", "--name", "mine")
-    assert again.returncode == 2
-    assert "name: runs/mine exists" in again.stderr
+    assert "name: runs/mine exists" in refused(tmp_path, "--rounds=1", "--name", "mine")
     assert (run / "events.jsonl").read_bytes() == before
-    other = called(["ppo", "--resume", str(run), "--rounds=2", "--name=b"], tmp_path, train)
-    assert other.returncode == 2
-    assert "name: the run has mine" in other.stderr
+    words = ("--resume", str(run), "--rounds=2", "--name=b")
+    assert "name: the run has mine" in refused(tmp_path, *words, flags=())
 
 
 def test_each_seed_is_the_run_of_that_seed(group, tmp_path: Path) -> None:
@@ -82,8 +86,7 @@ def test_the_table_shows_the_last_round_of_each_seed(group) -> None:
     runs = [where / "runs" / "both" / f"seed-{seed}" for seed in (42, 43)]
     returns = []
     for run in runs:
-        lines = map(json.loads, (run / "events.jsonl").read_text().splitlines())
-        last = [x for x in lines if x["event_type"] == "EPISODE_OUTCOME"][-1]
+        last = events_of(run, "EPISODE_OUTCOME")[-1]
         returns.append(np.mean(last["episode_return"]))
         row = next(line for line in out.splitlines() if line.startswith(f"│ {run.name[-2:]} "))
         assert f" {returns[-1]:+.3f} " in row
@@ -123,7 +126,7 @@ def test_the_same_command_repeats_nothing_and_more_seeds_are_added(group) -> Non
 
 @pytest.mark.parametrize("policy", ["ppo", "rule"])
 def test_a_signal_ends_all_seeds_and_the_same_command_resumes(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, tmp_path: Path, monkeypatch
 ) -> None:
     words = ("--rounds=3", "--name=cut", "--seeds=3", "--checkpoint-every=1")
     words = words[:3] if policy == "rule" else words
@@ -164,18 +167,14 @@ def test_more_rounds_continue_each_seed(tmp_path: Path) -> None:
 
 def test_other_settings_are_refused_by_name(group) -> None:
     where, _ = group
-    done = called(["ppo", *FLAGS, ROUNDS, "--name=both", "--seeds=2", "--clip=0.1"], where, train)
-    assert done.returncode == 2
-    assert "esper: clip: the runs in runs/both have 0.2, got 0.1" in done.stderr
-    single = called(["ppo", *FLAGS, ROUNDS, "--name=both"], where, train)
-    assert single.returncode == 2
-    assert "name: runs/both exists" in single.stderr
+    error = refused(where, ROUNDS, "--name=both", "--seeds=2", "--clip=0.1")
+    assert "esper: clip: the runs in runs/both have 0.2, got 0.1" in error
+    assert "name: runs/both exists" in refused(where, ROUNDS, "--name=both")
 
 
 def test_a_refused_first_run_leaves_nothing(tmp_path: Path) -> None:
-    done = trained(tmp_path, "--seeds=2", "--task=nope", "--telemetry-dir=deep/er")
-    assert done.returncode == 2
-    assert "task: there is no task" in done.stderr
+    error = refused(tmp_path, "--seeds=2", "--task=nope", "--telemetry-dir=deep/er")
+    assert "task: there is no task" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -184,7 +183,6 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path: Path) -> None:
     trained(tmp_path, "--rounds=1", "--name=both", "--seeds=2")
     (place / "seed-44").mkdir()
     (place / "seed-44" / "thesis.tex").touch()
-    done = trained(tmp_path, "--rounds=1", "--name=both", "--seeds=3")
-    assert done.returncode == 2
-    assert "seed-44 is in the way" in done.stderr
+    error = refused(tmp_path, "--rounds=1", "--name=both", "--seeds=3")
+    assert "seed-44 is in the way" in error
     assert (place / "seed-44" / "thesis.tex").exists()

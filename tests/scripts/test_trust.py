@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from esper.karn.runs import inspect
-from processes import called
+from esper.scripts.main import esper
+from processes import called, refusal
 from small_runs import SMALL
 
 
@@ -24,12 +25,12 @@ def planted(tmp_path: Path) -> tuple[Path, Path]:
     return run, trace
 
 
-def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(planted, tmp_path) -> None:
+def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(
+    planted, tmp_path: Path, capsys
+) -> None:
     run, trace = planted
     before = sorted(run.iterdir())
-    refused = called(["train", "ppo", "--resume", str(run)], tmp_path)
-    assert refused.returncode == 2
-    (line,) = refused.stderr.splitlines()
+    line = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
     assert line.startswith(f"esper: plugin: {run} names ")
     assert ", and resuming executes it; give" in line
     assert "--plugin FILE again, or --trust" in line
@@ -41,20 +42,18 @@ def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(planted, tmp
     assert trace.exists()
 
 
-def test_trust_belongs_to_resume(tmp_path: Path) -> None:
-    refused = called(["train", "ppo", "--trust"], tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("esper: trust: belongs to --resume")
+def test_trust_belongs_to_resume(capsys) -> None:
+    error = refusal(capsys, esper, "train", "ppo", "--trust")
+    assert error.startswith("esper: trust: belongs to --resume")
 
 
-def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path) -> None:
+def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path, capsys) -> None:
     run = tmp_path / "run"
     run.mkdir()
     content = {"settings": {"gym": "evil:Thing-v0"}, "fingerprint": {}}
     (run / "config.json").write_text(json.dumps(content))
-    refused = called(["train", "ppo", "--resume", str(run)], tmp_path)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith(f"esper: gym: {run} names 'evil:Thing-v0', and resuming")
+    error = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
+    assert error.startswith(f"esper: gym: {run} names 'evil:Thing-v0', and resuming")
 
 
 def test_the_command_that_resumes_names_the_plugins(planted) -> None:

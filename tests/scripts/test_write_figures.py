@@ -118,9 +118,7 @@ def test_output_is_copied_as_it_is(tmp_path: Path) -> None:
     assert written(expected, tmp_path) == expected
 
 
-def test_the_shipped_controls_are_named_with_their_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_controls_are_named_with_their_sizes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path)
     for name in ("one", "two", "three"):
         shipped_controls.write_shipped(name, ShippedControls("id", "here", 20, 7, []))

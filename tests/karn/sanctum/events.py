@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import run_directories
 from esper.leyline.events import (
     AnalyticsSnapshot,
     EpisodeOutcome,
@@ -19,11 +20,10 @@ from esper.leyline.stages import Stage
 
 def started(rounds: int = 3, time: float = 0.0, **changes: Any) -> TrainingStarted:
     fields = {
-        "schema": 3, "round": 0, "rounds": rounds, "tasks": ["digits_shift"], "policy": "ppo",
-        "envs": 2, "group_size": 2, "episode_length": 4, "slots": [["r0c0", "r0c1"]],
-        "host_parameters": [438], "device": "cpu", "amp_enabled": False,
+        "time": time, "schema": 3, "tasks": ["digits_shift"], "envs": 2, "episode_length": 4,
+        "host_parameters": [438],
     }  # fmt: skip
-    return TrainingStarted(time=time, **(fields | changes))
+    return run_directories.started(rounds, **fields | changes)
 
 
 def step(round_number: int, number: int, time: float | None = None, **changes: Any) -> Event:
@@ -70,21 +70,13 @@ def update(number: int, **metrics: Any) -> PPOUpdateCompleted:
     )
 
 
-def snapshot(round_number: int, seconds: float = 1.0) -> AnalyticsSnapshot:
-    return AnalyticsSnapshot(
-        time=round_number + 0.8,
-        round=round_number,
-        amp_enabled=False,
-        amp_dtype=None,
-        learning_rate=1e-3,
-        environment_steps_per_second=8.0,
-        rollout_seconds=seconds,
-        update_seconds=0.0,
-    )
+def snapshot(number: int, seconds: float = 1.0) -> AnalyticsSnapshot:
+    speed = {"environment_steps_per_second": 8.0, "update_seconds": 0.0}
+    return run_directories.snapshot(number, time=number + 0.8, rollout_seconds=seconds, **speed)
 
 
-def finished(round_number: int) -> TrainingFinished:
-    return TrainingFinished(time=round_number + 1.0, round=round_number, status="finished")
+def finished(number: int) -> TrainingFinished:
+    return run_directories.finished(number, time=number + 1.0)
 
 
 def a_round(number: int) -> list[Event]:

@@ -55,7 +55,7 @@ def test_after_the_first_update_every_head_has_a_finite_gradient_norm(
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50)])
 def test_missing_and_nan_gradients_are_shown_as_such(
-    tmp_path: Path, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, size: tuple[int, int], monkeypatch
 ) -> None:
     begin = PPOAgent.__init__
 

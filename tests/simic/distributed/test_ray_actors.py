@@ -1,6 +1,5 @@
 """Runs with actors on ray: the bits of one process, lag, deaths, refusals and a lost head node."""
 
-import json
 import os
 import signal
 import sys
@@ -10,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 from pyarrow import parquet
 
 from esper.karn.store import read_events
@@ -22,7 +20,8 @@ from esper.simic.distributed.cluster import INSTALL, Cluster
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import RunSummary, resume_ppo, train_impala
-from small_runs import SMALL, tensors
+from processes import refusal
+from small_runs import SMALL, assert_same, events_of
 
 GROWTH = {**SMALL, "envs": 6, "telemetry_level": "normal", "learning_rate": 1e-2}
 GYM = {"gym": "esper/MaskedCartPole-v0", "envs": 5, "rollout_steps": 20, "lstm_hidden": 8}
@@ -45,17 +44,14 @@ def run(folder: Path, rounds: int = 3, **settings: Any) -> RunSummary:
 
 def told(path: Path) -> list[dict[str, Any]]:
     """The events of a run without times and speeds."""
-    lines = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
     return [
-        {k: v for k, v in line.items() if k not in ("time", "path") and "second" not in k}
-        for line in lines
+        {k: v for k, v in event.items() if k not in ("time", "path") and "second" not in k}
+        for event in events_of(path)
     ]
 
 
 def assert_same_run(mine: Path, theirs: Path) -> None:
-    one, other = (tensors(load_latest(path).parts) for path in (mine, theirs))
-    assert one.keys() == other.keys()
-    assert [name for name in other if not torch.equal(one[name], other[name])] == []
+    assert_same(load_latest(mine).parts, load_latest(theirs).parts)
     assert told(mine) == told(theirs)
 
 
@@ -66,10 +62,8 @@ def lags(path: Path) -> list[float | None]:
 def test_a_head_of_ray_that_does_not_answer_is_one_line(tmp_path: Path, capsys) -> None:
     pytest.importorskip("ray", reason=f"ray is not installed: {INSTALL}")
     words = f"--gym CartPole-v1 --actors 1 --ray-address 127.0.0.1:1 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
-    printed = capsys.readouterr().err
+    printed = refusal(capsys, esper, "train", "impala", *words.split())
     assert printed.startswith("esper: ray_address: nothing answers at 127.0.0.1:1;")
-    assert printed.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -97,8 +91,7 @@ def test_ray_can_be_left_and_joined_when_a_run_is_resumed(on_ray: Any, tmp_path:
     cut = run(tmp_path / "cut", rounds=1, actors=1, lag=0, **GYM)
     resume_ppo(cut.path, {"rounds": 2, "actors": 0})
     resume_ppo(cut.path, {"rounds": 4, "actors": 2})
-    one, other = (tensors(load_latest(path).parts) for path in (cut.path, whole.path))
-    assert [name for name in other if not torch.equal(one[name], other[name])] == []
+    assert_same(load_latest(cut.path).parts, load_latest(whole.path).parts)
 
 
 @pytest.mark.slow
@@ -107,8 +100,7 @@ def test_with_a_lag_ray_actors_are_behind_by_at_most_that(on_ray: Any, tmp_path:
     behind = run(tmp_path / "one", rounds=5, lag=1, **GROWTH)
     found = run(tmp_path / "default", rounds=5, actors=2, **GROWTH)
     assert lags(found.path) == [0.0, 1.0, 1.0, 1.0, 1.0]
-    mine, theirs = (load_latest(path).parts["policy"] for path in (found.path, behind.path))
-    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    assert_same(*(load_latest(path).parts["policy"] for path in (found.path, behind.path)))
     loose = lags(run(tmp_path / "loose", rounds=5, actors=2, lag=3, **GROWTH).path)
     assert all(lag is not None and 0.0 <= lag <= 3.0 for lag in loose)
 
@@ -116,7 +108,7 @@ def test_with_a_lag_ray_actors_are_behind_by_at_most_that(on_ray: Any, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_ray_starts_a_killed_actor_again_and_nothing_is_lost(
-    on_ray: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, kind: str, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     alone = run(tmp_path / "alone", **KINDS[kind])
     give, killed = RemoteActors._dispatch, []
@@ -140,7 +132,7 @@ def test_ray_starts_a_killed_actor_again_and_nothing_is_lost(
 
 @pytest.mark.slow
 def test_a_ray_actor_that_always_dies_ends_the_run(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     """The plugin ends its process in the second episode of a task, every time."""
     plugin = tmp_path / "deadly.py"
@@ -166,7 +158,7 @@ def test_a_ray_actor_that_always_dies_ends_the_run(
 
 @pytest.mark.slow
 def test_a_lost_head_of_ray_ends_the_run_with_a_checkpoint(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     class Round:
         started = stepped = staticmethod(lambda *any: None)
@@ -188,7 +180,7 @@ def test_a_lost_head_of_ray_ends_the_run_with_a_checkpoint(
 
 @pytest.mark.slow
 def test_a_head_of_ray_that_is_lost_at_the_start_is_one_line(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     monkeypatch.setattr(sys.modules[RemoteActors.__module__], "START_SECONDS", 0.0)
     monkeypatch.setattr(cluster_module, "HEAD_SECONDS", 0.0)
@@ -221,7 +213,7 @@ def test_a_mistake_that_a_ray_actor_meets_is_one_line(on_ray: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_more_ray_actors_than_cpus_are_refused_in_time(
-    on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+    on_ray: Any, tmp_path: Path, monkeypatch, capfd
 ) -> None:
     module = sys.modules[RemoteActors.__module__]
     monkeypatch.setattr(module, "START_SECONDS", 3.0)
@@ -234,12 +226,11 @@ def test_more_ray_actors_than_cpus_are_refused_in_time(
 
 @pytest.mark.parametrize("found", [None, ModuleType("ray")])
 def test_without_ray_the_command_says_how_to_install_it(
-    found: ModuleType | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    found: ModuleType | None, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """A folder with its name is a module too, without a file."""
     monkeypatch.setitem(sys.modules, "ray", found)
     words = f"--gym CartPole-v1 --actors 1 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
-    printed = capsys.readouterr().err
+    printed = refusal(capsys, esper, "train", "impala", *words.split())
     assert printed == f"esper: actors: ray is not installed: {INSTALL}\n"
     assert list(tmp_path.iterdir()) == []

@@ -88,6 +88,12 @@ def run(request) -> Pass:
     return passed(False, **kind)
 
 
+def first_rollout() -> tuple[PPOAgent, Rollout]:
+    environments = scripted(ENVS)
+    agent = agent_for(environments, **SETTINGS)
+    return agent, collect(environments, agent, STEPS, 0)
+
+
 def steps_of(run: Pass, n: int):
     """The environment's own record: a list of episodes, each a list of steps."""
     return [episode["steps"] for episode in run.environments.environments[n].log]
@@ -158,10 +164,9 @@ def naive_advantages(rollout: Rollout, values: Tensor, last: Tensor) -> Tensor:
 def test_advantages_and_sequences_equal_those_of_single_episodes(run: Pass) -> None:
     """Also the masked normalisation and the padded sequences with their initial state."""
     agent = run.agent
-    agent.return_moments.update(
-        torch.tensor([1.0, 3.0, 8.0])
-    )  # values are normalised by these moments
-    agent.updates = 1  # only these moments
+    # Values are normalised by these moments alone.
+    agent.return_moments.update(torch.tensor([1.0, 3.0, 8.0]))
+    agent.updates = 1
     for rollout in run.rollouts:
         learning = agent._prepare_batch(rollout)
         values = agent.return_moments.restore(rollout.values).double()
@@ -239,9 +244,7 @@ def test_contents_of_resetting_steps_do_not_affect_the_update() -> None:
     """Weights, moments and metrics have the same bits whatever these steps contain."""
     agents, summaries = [], []
     for poisoned in (False, True):
-        environments = scripted(ENVS)
-        agent = agent_for(environments, **SETTINGS)
-        rollout = collect(environments, agent, STEPS, 0)
+        agent, rollout = first_rollout()
         dead = ~rollout.valid
         assert int(dead.sum()) > 5
         if poisoned:
@@ -265,9 +268,7 @@ def test_contents_of_resetting_steps_do_not_affect_the_update() -> None:
 
 
 def test_the_value_after_a_truncated_step_is_bootstrapped() -> None:
-    environments = scripted(ENVS)
-    agent = agent_for(environments, **SETTINGS)
-    rollout = collect(environments, agent, STEPS, 0)
+    agent, rollout = first_rollout()
     before = agent._prepare_batch(rollout).sequences.advantages
     behind = torch.zeros_like(rollout.truncated)
     behind[1:] = rollout.truncated[:-1]
@@ -342,8 +343,6 @@ def test_rescaling_the_value_layer_preserves_the_critics_values() -> None:
 
 def test_returns_of_the_first_round_use_their_own_moments() -> None:
     """Unnormalised returns would dominate the actor's gradient."""
-    environments = scripted(ENVS)
-    agent = agent_for(environments, **SETTINGS)
-    rollout = collect(environments, agent, STEPS, 0)
+    agent, rollout = first_rollout()
     rollout.rewards *= 1000.0
     assert agent.update(rollout)["value_loss"] < 1.0

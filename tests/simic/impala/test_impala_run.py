@@ -23,7 +23,8 @@ from esper.simic.training.vectorized import (
     train_impala,
     train_ppo_vectorized,
 )
-from small_runs import SMALL, tensors
+from processes import refusal
+from small_runs import SMALL, assert_same, tensors
 
 GYM = {
     "gym": "CartPole-v1",
@@ -45,9 +46,7 @@ def test_a_resumed_run_ends_in_the_same_bits(settings: dict, tmp_path: Path) -> 
     cut = train_impala(rounds=3, telemetry_dir=str(tmp_path / "cut"), **settings)
     assert len(load_latest(cut.path).parts["lagged_actor"]) == 3
     resume_ppo(cut.path, {"rounds": 5})
-    mine, theirs = (tensors(load_latest(run.path).parts) for run in (cut, whole))
-    assert mine.keys() == theirs.keys()
-    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    assert_same(load_latest(cut.path).parts, load_latest(whole.path).parts)
     traces = [[u.metrics for u in read_events(r.path, PolicyUpdateCompleted)] for r in (cut, whole)]
     assert traces[0] == traces[1]
     assert traces[0][-1]["lag_kl"] > 0.0
@@ -117,11 +116,8 @@ def test_an_interrupted_run_says_how_it_is_resumed(tmp_path: Path) -> None:
 def test_a_usage_error_is_one_line_and_writes_nothing(
     words: str, says: str, tmp_path: Path, capsys
 ) -> None:
-    assert command(tmp_path / "runs", *words.split()) == 2
-    printed = capsys.readouterr()
-    assert says in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""
+    place = ["--telemetry-dir", str(tmp_path / "runs")]
+    assert says in refusal(capsys, esper, "train", *words.split(), *place)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -185,8 +181,8 @@ def test_a_run_is_resumed_by_its_own_command_with_its_own_lag(tmp_path: Path, ca
     ppo = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "b"), **GYM).path
     for run, wrong, right in ((impala, "ppo", "impala"), (ppo, "impala", "ppo")):
         before = sorted(run.rglob("*"))
-        assert guarded(esper, ["train", wrong, "--resume", str(run), "--rounds", "2"]) == 2
-        assert f"resume it with esper train {right}" in capsys.readouterr().err
+        said = refusal(capsys, esper, "train", wrong, "--resume", str(run), "--rounds", "2")
+        assert f"resume it with esper train {right}" in said
         assert sorted(run.rglob("*")) == before
     with pytest.raises(UsageError, match="lag: the run has 1, and resuming cannot change it"):
         resume_ppo(impala, {"rounds": 2, "lag": 2})

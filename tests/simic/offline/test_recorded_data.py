@@ -179,7 +179,7 @@ Make = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory) -> Make:
     """Train a small run with records; returns its directory."""
     place = tmp_path_factory.mktemp("runs")
 
@@ -249,7 +249,7 @@ def test_vine_refuses_episodes_of_which_none_can_be_compared(make: Make, random:
 
 
 def test_vine_warns_of_groups_that_differ_before_their_actions_do(
-    make: Make, random: str, capsys: pytest.CaptureFixture[str]
+    make: Make, random: str, capsys
 ) -> None:
     read_data(OfflineConfig(records=(random,), method="vine"))
     assert "without --common-seeds" in capsys.readouterr().err
@@ -273,7 +273,7 @@ def test_one_host_cannot_be_held_out(make: Make) -> None:
     assert len(read_data(ImitationConfig(records=(one,), held_out=0.0)).learned) == 2
 
 
-def spoiled(change: Callable[[Episodes], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def spoiled(change: Callable[[Episodes], None], monkeypatch) -> None:
     def read(runs: Any, skip_bad: bool = False) -> Episodes:
         episodes = read_episodes(runs, skip_bad)
         change(episodes)
@@ -287,23 +287,12 @@ def prune_illegally(episodes: Episodes) -> None:
     episodes.actions[1, 5, 0] = Op.PRUNE
 
 
-SPOILT: dict[str, tuple[Callable[[Episodes], None], str]] = {
-    "host": (
-        lambda e: e.observation.host[1, 5, 3].fill_(math.nan),
-        "has a number in host that is not finite",
-    ),
-    "slots": (
-        lambda e: e.observation.slots[1, 5, 0, 3].fill_(math.inf),
-        "has a number in slots that is not finite",
-    ),
-    "reward": (
-        lambda e: e.rewards[1, 5].fill_(math.nan),
-        "has a number in reward that is not finite",
-    ),
-    "log_prob": (
-        lambda e: e.log_prob[1, 5].fill_(-math.inf),
-        "has a number in log_prob that is not finite",
-    ),
+NOT_FINITE = "has a number in {} that is not finite"
+SPOILT: dict[str, tuple[Callable[[Episodes], Any], str]] = {
+    "host": (lambda e: e.observation.host[1, 5, 3].fill_(math.nan), NOT_FINITE),
+    "slots": (lambda e: e.observation.slots[1, 5, 0, 3].fill_(math.inf), NOT_FINITE),
+    "reward": (lambda e: e.rewards[1, 5].fill_(math.nan), NOT_FINITE),
+    "log_prob": (lambda e: e.log_prob[1, 5].fill_(-math.inf), NOT_FINITE),
     "illegal": (prune_illegally, "has an action that was not legal"),
     "cut off": (lambda e: e.terminated[2, 5].fill_(False), "has an episode that was cut off"),
 }
@@ -313,7 +302,8 @@ SPOILT: dict[str, tuple[Callable[[Episodes], None], str]] = {
 def test_episodes_that_cannot_be_learned_from_are_refused(what, random, monkeypatch) -> None:
     change, message = SPOILT[what]
     spoiled(change, monkeypatch)
-    expected = f"records: round 2 of {random} {message}; remove {random} from --records"
+    said = message.format(what)
+    expected = f"records: round 2 of {random} {said}; remove {random} from --records"
     assert refusal(records=(random,)) == expected
 
 

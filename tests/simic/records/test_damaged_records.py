@@ -30,7 +30,7 @@ from small_runs import SMALL
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory) -> Path:
     place = {"telemetry_dir": str(tmp_path_factory.mktemp("runs")), "record": True, "rounds": 3}
     return run_training(unflatten(SMALL | place), "random").path
 

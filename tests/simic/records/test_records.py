@@ -28,7 +28,7 @@ Train = Callable[..., tuple[RunSummary, list[Rollout]]]
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+def train(tmp_path_factory) -> Train:
     """Trains and records; returns the run and the rollout of each round as it was collected."""
 
     def run(policy: str = "ppo", **settings: object) -> tuple[RunSummary, list[Rollout]]:

@@ -32,7 +32,7 @@ def table(run: Path, number: int) -> pyarrow.Table:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory) -> Path:
     """An uninterrupted run of four rounds."""
     place = tmp_path_factory.mktemp("whole")
     return train_ppo_vectorized(**settings(place, rounds=4)).path

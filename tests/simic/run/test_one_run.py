@@ -24,7 +24,7 @@ from small_runs import SMALL
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     return train_ppo_vectorized(rounds=1, telemetry_dir=str(folder), record=True, **SMALL).path
 
@@ -114,7 +114,7 @@ def _with(**settings: object):
     return unflatten({name: list(map(str, v)) for name, v in settings.items()})
 
 
-def test_other_data_are_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_are_refused(run: Path, monkeypatch) -> None:
     assert list(load_latest(run).identity.data) == ["digits_shift"]
     monkeypatch.setattr(environment, "data_digests", lambda _: {"digits_shift": "other"})
     assert "the data of digits_shift have changed" in refused(run, "data_dir")
@@ -169,7 +169,7 @@ def test_the_digest_of_data_depends_on_each_number_and_on_nothing_else(tmp_path:
 
 
 def test_switches_of_the_environment_are_recorded_announced_and_compared(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    run: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     monkeypatch.setenv("ESPER_DISABLE_LR_SCHEDULE", "1")
     begun = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "on"), **SMALL).path
@@ -194,9 +194,7 @@ def test_every_switch_has_a_line() -> None:
     assert set(identity.SWITCHES) == found
 
 
-def test_the_switch_also_stops_the_adaptive_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_switch_also_stops_the_adaptive_rate(tmp_path: Path, monkeypatch) -> None:
     """A target that no update reaches raises the rate after each, unless it is switched off."""
     adaptive = {**SMALL, "lr_adaptive_kl": 1e3, "telemetry_dir": str(tmp_path)}
     run = train_ppo_vectorized(rounds=2, **adaptive)
@@ -210,15 +208,8 @@ def test_the_switch_also_stops_the_adaptive_rate(
 
 
 def test_an_edited_run_that_learns_from_records_is_refused(trained: Path, tmp_path: Path) -> None:
-    config = ImitationConfig(
-        records=(str(trained),),
-        epochs=1,
-        held_out=0.0,
-        lstm_hidden=8,
-        threads=1,
-        batch_size=4,
-        telemetry_dir=str(tmp_path),
-    )
+    sizes = {"epochs": 1, "held_out": 0.0, "lstm_hidden": 8, "threads": 1, "batch_size": 4}
+    config = ImitationConfig(records=(str(trained),), telemetry_dir=str(tmp_path), **sizes)
     run = learn_offline(config).path
     edited(run, lambda content: content["offline"]["settings"].update(learning_rate=0.5))
     again = resumed_config(ImitationConfig, run, {"epochs": 2})

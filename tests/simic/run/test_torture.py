@@ -74,7 +74,7 @@ class Chain:
             return Training(flags(**TINY, rounds=self.reference.rounds, **place), log)
         return Training(flags(resume=self.run, rounds=self.reference.rounds), log)
 
-    def check(self, training: Training, capsys: pytest.CaptureFixture[str]) -> int:
+    def check(self, training: Training, capsys) -> int:
         """No announced round is lost, and the checkpoint is right. Returns its round."""
         announced = rounds_announced(training.printed())
         if self.run is None:
@@ -129,7 +129,7 @@ class Chain:
     [(4, 2, 6), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
 )
 def test_a_repeatedly_killed_run_loses_nothing(
-    tmp_path: Path, kills: int, inside: int, rounds: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kills: int, inside: int, rounds: int, capsys
 ) -> None:
     reference = Uninterrupted(tmp_path / "reference", rounds)
     generator = random.Random(11)
@@ -164,8 +164,21 @@ def run_in(folder: Path) -> Path:
     return run
 
 
+def waiting(
+    tmp_path: Path, where: str, times: int = 1, ignored: tuple[signal.Signals, ...] = (), **settings
+) -> Training:
+    """A run that waits in a place to which it has come so many times."""
+    arguments = flags(**TINY, telemetry_dir=tmp_path / "runs", **settings)
+    training = Training(arguments, tmp_path / "log", (where,), ignored)
+    for _ in range(times - 1):
+        assert training.wait_for(where)
+        training.proceed()
+    assert training.wait_for(where)
+    return training
+
+
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+def straight(tmp_path_factory) -> Uninterrupted:
     return Uninterrupted(tmp_path_factory.mktemp("straight") / "runs", 4)
 
 
@@ -188,17 +201,11 @@ def test_a_signal_leaves_a_checkpoint_and_its_exit_status(
     number: signal.Signals,
 ) -> None:
     """``done`` rounds are kept; the resumed run ends in the same bits."""
-    folder = tmp_path / "runs"
-    settings = {"telemetry_dir": folder, "checkpoint_every": 100, "rounds": 5}
-    training = Training(flags(**TINY, **settings), tmp_path / "log", (where,))
-    for _ in range(when - 1):
-        assert training.wait_for(where)
-        training.proceed()
-    assert training.wait_for(where)
+    training = waiting(tmp_path, where, when, checkpoint_every=100, rounds=5)
     training.send(number)
     training.proceed()
     assert training.end() == 128 + number
-    run = run_in(folder)
+    run = run_in(tmp_path / "runs")
     assert load_latest(run).round == done
     assert [event.status for event in read_events(run, TrainingFinished)] == ["interrupted"]
     assert "Traceback" not in training.printed()
@@ -214,60 +221,42 @@ def test_before_the_run_directory_exists_a_signal_ends_the_process_at_once(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     """Nothing is written; a shell reports status 143 for a process ended by SIGTERM."""
-    folder = tmp_path / "runs"
-    training = Training(flags(**TINY, telemetry_dir=folder), tmp_path / "log", ("building",))
-    assert training.wait_for("building")
+    training = waiting(tmp_path, "building")
     training.send(number)
     assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
-    assert not folder.exists()
+    assert not (tmp_path / "runs").exists()
     assert training.printed() == ""
 
 
 def test_a_signal_after_the_last_step_lets_the_run_finish(tmp_path: Path) -> None:
-    folder = tmp_path / "runs"
-    training = Training(
-        flags(**TINY, telemetry_dir=folder, rounds=1), tmp_path / "log", ("updating",)
-    )
-    assert training.wait_for("updating")
+    training = waiting(tmp_path, "updating", rounds=1)
     training.send(signal.SIGTERM)
     training.proceed()
     assert training.end() == 0
-    assert load_latest(run_in(folder)).round == 1
+    assert load_latest(run_in(tmp_path / "runs")).round == 1
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_second_signal_ends_a_run_at_once(tmp_path: Path, number: signal.Signals) -> None:
     """Even while the disk hangs in the save of round 2; the earlier checkpoint is intact."""
-    folder = tmp_path / "runs"
-    training = Training(
-        flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "log", ("save begins",)
-    )
-    assert training.wait_for("save begins")
-    training.proceed()
-    assert training.wait_for("save begins")
+    training = waiting(tmp_path, "save begins", 2, rounds=9)
     training.send(number)
     assert training.wait_for("listens otherwise")  # two pending signals would be delivered as one
     training.send(number)
     assert training.end() == {signal.SIGINT: 130, signal.SIGTERM: -signal.SIGTERM}[number]
     assert "Traceback" not in training.printed()
-    assert load_latest(run_in(folder)).round == 1
-    assert len(resume_ppo(run_in(folder), {"rounds": 2}).rounds) == 1
+    run = run_in(tmp_path / "runs")
+    assert load_latest(run).round == 1
+    assert len(resume_ppo(run, {"rounds": 2}).rounds) == 1
 
 
-def stepping(tmp_path: Path, ignored: tuple[signal.Signals, ...] = ()) -> Training:
-    """A run that has begun its second round and waits in its first step."""
-    settings = {"telemetry_dir": tmp_path / "runs", "rounds": 3}
-    training = Training(flags(**TINY, **settings), tmp_path / "log", ("stepping",), ignored)
-    for _ in range(1 + TINY["episode_length"]):
-        assert training.wait_for("stepping")
-        if training.messages.count("stepping") <= TINY["episode_length"]:
-            training.proceed()
-    return training
+SECOND_ROUND = 1 + TINY["episode_length"]
+"""The step with which it begins."""
 
 
 def test_a_hangup_is_like_sigterm_and_a_second_one_does_not_hurt(tmp_path: Path) -> None:
     """A terminal that is closed sends two: one from its shell, one from the kernel."""
-    training = stepping(tmp_path)
+    training = waiting(tmp_path, "stepping", SECOND_ROUND, rounds=3)
     training.send(signal.SIGHUP)
     training.proceed()
     assert training.wait_for("listens otherwise")  # two pending signals would be delivered as one
@@ -279,7 +268,8 @@ def test_a_hangup_is_like_sigterm_and_a_second_one_does_not_hurt(tmp_path: Path)
 
 
 def test_under_nohup_a_hangup_is_ignored(tmp_path: Path) -> None:
-    training = stepping(tmp_path, ignored=(signal.SIGHUP,))
+    ignored = (signal.SIGHUP,)
+    training = waiting(tmp_path, "stepping", SECOND_ROUND, ignored=ignored, rounds=3)
     training.send(signal.SIGHUP)
     training.process.join(0.05)
     for _ in range(100):
@@ -327,12 +317,8 @@ def contents(run: Path) -> dict[Path, bytes]:
 
 def test_a_second_process_that_resumes_a_run_is_refused(tmp_path: Path) -> None:
     """The second may resume once the first has ended, even by SIGKILL."""
-    folder = tmp_path / "runs"
-    first = Training(flags(**TINY, telemetry_dir=folder, rounds=9), tmp_path / "1", ("updating",))
-    assert first.wait_for("updating")
-    first.proceed()
-    assert first.wait_for("updating")
-    run = run_in(folder)
+    first = waiting(tmp_path, "updating", 2, rounds=9)
+    run = run_in(tmp_path / "runs")
     before = contents(run)
     second = Training(flags(resume=run, rounds=9), tmp_path / "2")
     assert second.end() == 2

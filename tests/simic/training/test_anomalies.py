@@ -187,9 +187,7 @@ def test_a_diverging_critic_is_reported(tmp_path: Path) -> None:
     }
 
 
-def test_missing_and_nan_gradients_of_a_run_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_and_nan_gradients_of_a_run_differ(tmp_path: Path, monkeypatch) -> None:
     learn = PPOAgent.update
 
     def broken(self, rollout):  # type: ignore[no-untyped-def]

@@ -25,7 +25,7 @@ SETTINGS = SMALL | {"rounds": 1, "episode_length": 6}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     place = str(tmp_path_factory.mktemp("runs"))
     return run_training(unflatten(SETTINGS | {"telemetry_dir": place}), "ppo").path
 
@@ -60,7 +60,7 @@ def played(name: str, native: bool) -> list[Tensor]:
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", ["keep-or-move", None])
 def test_a_policy_acts_as_before(
-    name: str | None, native: bool, trained: Path, monkeypatch: pytest.MonkeyPatch
+    name: str | None, native: bool, trained: Path, monkeypatch
 ) -> None:
     *before, host = played(name or str(trained), native)
     append_features(monkeypatch)
@@ -71,7 +71,7 @@ def test_a_policy_acts_as_before(
 
 
 def test_learning_continues_as_before_with_the_features_of_the_policy(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, monkeypatch
 ) -> None:
     given = SETTINGS | {"telemetry_dir": str(tmp_path), "initial_policy": str(trained)}
 
@@ -91,9 +91,7 @@ def test_learning_continues_as_before_with_the_features_of_the_policy(
         assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
-def test_a_new_policy_observes_the_new_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_policy_observes_the_new_features(tmp_path: Path, monkeypatch) -> None:
     append_features(monkeypatch)
     run = run_training(unflatten(SETTINGS | {"telemetry_dir": str(tmp_path)}), "ppo").path
     stored = load_latest(run)

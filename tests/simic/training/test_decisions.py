@@ -17,15 +17,13 @@ from esper.leyline.events import (
 )
 from esper.simic.ppo import PPOAgent
 from esper.simic.training.vectorized import run_training
+from small_runs import SMALL
 
-TINY = {
-    "envs": 4, "group_size": 2, "episode_length": 6, "max_batches": 1, "batch_size": 8,
-    "lstm_hidden": 16, "seed": 5, "threads": 1, "rounds": 1,
-}  # fmt: skip
+TINY = SMALL | {"episode_length": 6, "seed": 5, "rounds": 1, "telemetry_level": "normal"}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory) -> Path:
     """Two rounds of three tasks; a high entropy weight makes the policy try things."""
     settings = {
         "task": ["digits_shift", "digits", "digits_mlp"], "envs": 6, "rounds": 2, "entropy": 2.0,
@@ -78,9 +76,7 @@ def test_the_start_of_a_round_records_its_tasks(run: Path) -> None:
         assert event.host_parameters == [sizes[task] for task in event.task]
 
 
-def test_a_run_that_fails_records_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_records_the_error(tmp_path: Path, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 

@@ -86,7 +86,7 @@ def test_a_policy_in_half_precision_is_not_called_float32(tmp_path: Path) -> Non
     assert "cpu float32, policy bfloat16 ·" in header
 
 
-def test_a_compiled_policy_on_a_cpu_is_advised_against(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compiled_policy_on_a_cpu_is_advised_against(capsys) -> None:
     for mode, advised in (("auto", False), ("off", False), ("default", True)):
         assert compile_mode(mode, CPU) == ("off" if mode == "auto" else mode)
         error = capsys.readouterr().err

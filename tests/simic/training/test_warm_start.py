@@ -19,14 +19,14 @@ from esper.simic.training.vectorized import resume_ppo, run_training
 from esper.simic.training.warm_start import initial_checkpoint
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy_box import cards
-from small_runs import SMALL, assert_same, tensors
+from small_runs import SMALL, assert_same
 from synthetic import CPU
 
 SETTINGS = SMALL | {"rounds": 1, "record": True, "episode_length": 6}
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory) -> Path:
     """From records of PPO, the run of an imitation."""
     place = str(tmp_path_factory.mktemp("runs"))
     recorded = run_training(unflatten(SETTINGS | {"telemetry_dir": place, "rounds": 3}), "ppo").path
@@ -83,8 +83,7 @@ def test_a_run_can_start_from_ppo_and_is_resumed_without_it(clone: Path, tmp_pat
     cut = started(first, tmp_path / "cut", rounds=2)
     first.rename(tmp_path / "elsewhere")
     resume_ppo(cut, {"rounds": 3})
-    mine, theirs = (tensors(load_latest(run).parts) for run in (cut, whole))
-    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+    assert_same(load_latest(cut).parts, load_latest(whole).parts)
 
 
 def test_an_evaluated_policy_does_not_start_anew(clone: Path, tmp_path: Path) -> None:
@@ -102,7 +101,7 @@ def refused(place: Path, **settings: Any) -> str:
 
 
 def test_a_boxed_policy_that_observes_an_unknown_feature_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(features, "HOST_FEATURES", features.HOST_FEATURES[1:])
     own = {"initial_policy": "keep-or-move", "lstm_hidden": 64}
@@ -120,12 +119,10 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path
     assert refused(tmp_path, initial_policy=str(clone), lstm_hidden=16) == (
         f"initial_policy: the LSTM of {clone} has width 8, not 16; give --lstm-hidden 8"
     )
-    control = run_training(
-        unflatten(SMALL | {"rounds": 1, "telemetry_dir": str(tmp_path)}), "never"
-    )
-    assert refused(tmp_path, initial_policy=str(control.path)) == (
-        f"initial_policy: {control.path} has no checkpoint"
-    )
+    place = {"rounds": 1, "telemetry_dir": str(tmp_path)}
+    control = run_training(unflatten(SMALL | place), "never").path
+    said = refused(tmp_path, initial_policy=str(control))
+    assert said == f"initial_policy: {control} has no checkpoint"
     given = unflatten(SMALL | {"initial_policy": str(clone), "telemetry_dir": str(tmp_path)})
     with pytest.raises(UsageError, match=r"^initial_policy: heuristic does not learn; leave"):
         run_training(given, "heuristic")
