@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 
 ROOT = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def called(
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with contextlib.chdir(where), streams[0], streams[1]:
         try:
-            code = guarded(command, arguments)
+            code = run_guarded(command, arguments)
         except SystemExit as exit:
             code = int(exit.code or 0)
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]

@@ -12,7 +12,7 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import GIB, available_memory, check_memory, task_needs
 from esper.runtime.tasks import TASKS, find
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.training.setup import build_environment
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
@@ -33,7 +33,7 @@ def test_a_big_request_is_one_line_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     flag = f"--{setting.replace('_', '-')}={value}"
-    assert guarded(esper, ["train", "ppo", flag]) == 2
+    assert run_guarded(esper, ["train", "ppo", flag]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"esper: {setting}: {value} need at least ")
     assert "8.0 GiB are available; about" in line

@@ -13,7 +13,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import AnomalyDetected, EpisodeOutcome, PPOUpdateCompleted, decode
 from esper.nissa import trackers
 from esper.nissa.trackers import TensorBoard, WandB, scalars
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.training.vectorized import train_ppo_vectorized
 from processes import WATCHDOG
@@ -111,7 +111,7 @@ def test_a_missing_library_is_reported_in_one_line_before_anything_is_written(
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda _: None)
     runs = tmp_path / "runs"
     arguments = ["train", "ppo", f"--{name}", "--telemetry-dir", str(runs)]
-    assert guarded(esper, arguments) == 2
+    assert run_guarded(esper, arguments) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert errors.startswith(f"esper: {name}: ")

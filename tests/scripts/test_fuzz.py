@@ -21,7 +21,7 @@ from fuzzing import Case
 from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from esper.scripts import after_training
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from processes import WATCHDOG
 from support import own_blueprints
@@ -55,7 +55,7 @@ def execute(arguments: tuple[str, ...]) -> Outcome:
     escaped = ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            code = guarded(esper, list(arguments))
+            code = run_guarded(esper, list(arguments))
         except SystemExit as exit:
             code = exit.code or 0
         except BaseException:

@@ -14,7 +14,7 @@ from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TASKS, Task, find
 from esper.scripts import check, grow_task
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
 from esper.simic.tools.grow import GrowingPolicy
@@ -236,7 +236,7 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     )
     for change, says in cases:
         chosen = {name: value for name, value in (flags | change).items() if value is not None}
-        assert guarded(grow, [part for pair in chosen.items() for part in pair]) == 2
+        assert run_guarded(grow, [part for pair in chosen.items() for part in pair]) == 2
         error = capsys.readouterr().err
         assert re.search(says, error), error
         assert error.count("\n") == 1
@@ -296,7 +296,7 @@ def test_a_task_that_does_not_fit_is_reported_in_one_line(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
-    assert guarded(tasks, ["check", str(path)]) == 2
+    assert run_guarded(tasks, ["check", str(path)]) == 2
     error = capsys.readouterr().err.splitlines()
     assert re.search(says, error[-1]), error
     assert error[-1].startswith("esper: ")
@@ -311,6 +311,6 @@ def test_a_failing_blueprint_is_found_even_if_others_are_larger(tmp_path: Path, 
         "register('cut', lambda c: Blueprint((zeros('s'),), lambda p, x: x[..., :1, :2]))\n" + PLAIN
     )
     with own_blueprints():
-        assert guarded(tasks, ["check", str(path)]) == 2
+        assert run_guarded(tasks, ["check", str(path)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("esper: own_model: a step fails (")

@@ -17,9 +17,9 @@ from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import Exported, write_files
+from esper.scripts.grown_files import Export, write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 
@@ -200,7 +200,7 @@ def failing(*arguments: Any) -> Any:
 def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
     asked: bool, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Exported, "onnx", failing)
+    monkeypatch.setattr(Export, "onnx", failing)
     onnx = tmp_path / "mine.onnx"
     assert written(onnx if asked else None) == asked
     said = capsys.readouterr()
@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
     name: str, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
-    monkeypatch.setattr(Exported, "onnx", lambda program: b"")
+    monkeypatch.setattr(Export, "onnx", lambda program: b"")
     monkeypatch.setattr(grown_files, "outputs_of_onnx", lambda content, inputs: torch.zeros(4, 4))
     monkeypatch.setattr(grown_files, "difference", lambda one, two: 0.0)
     monkeypatch.setattr(grown_files, read, failing)
@@ -283,7 +283,7 @@ def test_a_damaged_result_and_another_onnx_file_are_one_line(
     assert grow(command) == 0
     assert "was finished before; remove it to grow anew" in capsys.readouterr().out
     (tmp_path / "o" / "result.json").write_text("{")
-    assert guarded(grow, command) == 2
+    assert run_guarded(grow, command) == 2
     error = capsys.readouterr().err
     assert re.match(r"esper: out: .*result.json is damaged \(.*\); remove .* to grow", error), error
     assert error.count("\n") == 1
@@ -306,7 +306,7 @@ def recipe(epochs):
 
     monkeypatch.setattr(grow_model, "grow", stop)
     for flags, clip, lr in (([], 0.2, 0.5), (["--clip", "3", "--optimizer", "adam"], 3.0, 1e-3)):
-        assert guarded(grow, ["--model", mine, "--epochs", "2", *flags]) == 130
+        assert run_guarded(grow, ["--model", mine, "--epochs", "2", *flags]) == 130
         assert (seen["clip"], seen["epochs"]) == (clip, 2)
         made = seen["optimizer"]([torch.nn.Parameter(torch.zeros(1))])
         assert made.param_groups[0]["lr"] == lr
@@ -360,7 +360,7 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", mine, "--slots", "stm"], "slots: ResidualNet has no module 'stm'"),
     ]
     for flags, says in cases:
-        assert guarded(grow, flags) == 2, flags
+        assert run_guarded(grow, flags) == 2, flags
         error = capsys.readouterr().err
         assert re.search(says, error), (flags, error)
         assert error.count("\n") == 1
@@ -382,10 +382,10 @@ def test_a_folder_of_other_settings_is_left_alone(
         (["--seed", "3"], "seed: growth in .* began with 42, got 3"),
         (["--lr", "0.1"], "lr: growth in .* began with None, got 0.1"),
     ):
-        assert guarded(grow, [*command, *flags]) == 2
+        assert run_guarded(grow, [*command, *flags]) == 2
         assert re.search(says, capsys.readouterr().err)
     Path(mine).write_text(SOURCE + "\n")
-    assert guarded(grow, command) == 2
+    assert run_guarded(grow, command) == 2
     assert "model: the file changed since growth in" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -403,18 +403,18 @@ def test_tasks_check_reports_a_model(mine: str, capsys) -> None:
 
 def test_a_model_that_does_not_fit_is_one_line(mine: str, capsys) -> None:
     Path(mine).write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Linear(3, 4)"))
-    assert guarded(tasks, ["check", mine]) == 2
+    assert run_guarded(tasks, ["check", mine]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"esper: \S+mine.py:model: model or loss fails on a batch: .*\n", error)
     # A process runs each file once.
     other = Path(mine).with_name("other.py")
     other.write_text(SOURCE.replace("return ResidualNet()", "return torch.nn.Flatten(0)"))
-    assert guarded(tasks, ["check", str(other)]) == 2
+    assert run_guarded(tasks, ["check", str(other)]) == 2
     assert capsys.readouterr().err == (
         "esper: model: no parameter requires a gradient; unfreeze some\n"
     )
     Path(mine).with_name("none.py").write_text("x = 1\n")
-    assert guarded(tasks, ["check", "none.py"]) == 2
+    assert run_guarded(tasks, ["check", "none.py"]) == 2
     assert "has no task; write one with @task, or the functions model and loaders" in (
         capsys.readouterr().err
     )

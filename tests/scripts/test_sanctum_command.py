@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import COMMANDS
 from esper.scripts.sanctum import find_run, sanctum
 from processes import ESPER, ROOT, WATCHDOG, called, environment
@@ -87,7 +87,7 @@ def test_usage_errors_are_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert guarded(sanctum, arguments) == 2
+    assert run_guarded(sanctum, arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert says in captured.err

@@ -11,7 +11,7 @@ import tyro
 
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.laboratory import find_part
-from esper.scripts.flags import documented
+from esper.scripts.flags import help_view
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[str, ...] = get_args(Shell)
@@ -87,5 +87,5 @@ def _view(home: str) -> Any:
     """The type that tyro shows for a command."""
     module, name = home.split(".")
     if module == LABORATORY:
-        return documented(find_part(name))
-    return documented(getattr(import_module(f"esper.scripts.{module}"), name))
+        return help_view(find_part(name))
+    return help_view(getattr(import_module(f"esper.scripts.{module}"), name))

@@ -40,9 +40,9 @@ def _learn(
     program: str,
     arguments: list[str],
 ) -> int:
-    given = read_flags(command, program, arguments)
-    check_ranges(command, given)
-    resume = given.pop("resume", None)
+    flags = read_flags(command, program, arguments)
+    check_ranges(command, flags)
+    resume = flags.pop("resume", None)
 
     from rich.console import Console
 
@@ -51,7 +51,7 @@ def _learn(
     from esper.scripts.output import outlive_output
     from esper.simic.offline.offline_run import learn_offline, resumed_config
 
-    config = kind(**given) if resume is None else resumed_config(kind, resume, given)
+    config = kind(**flags) if resume is None else resumed_config(kind, resume, flags)
     outlive_output()
     console = Console()
     with EpochProgress(console) as progress:
