@@ -124,7 +124,7 @@ def test_what_the_examples_grew_loads_and_trains_on_without_esper(
         folder = found.save(tmp_path / name)
         torch.save((inputs, targets, outputs(found.model, inputs)), folder / "batch.pt")
         program = export(found.model, inputs)
-        assert program.fixed is None
+        assert program.batch_size is None
         content = program.pt2() if kind == "pt2" else program.onnx()
         (folder / f"model.{kind}").write_bytes(content)
         arguments += [str(EXAMPLES / f"{name}.py"), build, str(folder)]
