@@ -18,7 +18,7 @@ from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
 from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.tools.grow import grow_on_task as grow_host
+from esper.simic.tools.grow import grow_on_task
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
 from esper_lab import describe
@@ -80,7 +80,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
         r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters added", text
     )
     assert len(re.findall(r"(validation|test) accuracy: .* %, its never-grow twin .* %", text)) == 2
-    grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
+    grown = grow_on_task(GrowingPolicy.named("heuristic"), find("digits_shift"))
     price = 0.05 * math.log(1.0 + grown.added / 438)
     own, twin = (scores["test"].expected for scores in (grown.scores, grown.twin_scores))
     assert grown.gain == pytest.approx(100.0 * float(own - twin - price), abs=1e-3)
@@ -116,11 +116,11 @@ def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> 
     tasks([short[3], *short[:2]])
     policy = GrowingPolicy.named(str(run))
     task, seeds = find("short"), range(6)
-    drawn = [grow_host(policy, task, seed=s).decisions for s in seeds]
-    assert drawn[1] == grow_host(policy, task, seed=1).decisions
+    drawn = [grow_on_task(policy, task, seed=s).decisions for s in seeds]
+    assert drawn[1] == grow_on_task(policy, task, seed=1).decisions
     assert len({tuple(lines) for lines in drawn}) > 1
-    greedy = [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
-    assert greedy == [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    greedy = [grow_on_task(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    assert greedy == [grow_on_task(policy, task, seed=s, greedy=True).decisions for s in seeds]
     assert greedy != drawn
 
 
@@ -133,7 +133,7 @@ def test_a_policy_that_learned_from_records_is_greedy_by_default(
         chosen.append(arguments[-1])
         raise UsageError("enough")
 
-    monkeypatch.setattr(grow_task, "grow_host", stop)
+    monkeypatch.setattr(grow_task, "grow_on_task", stop)
     for policy in (str(run), "keep-or-move"):
         for flags in ([], ["--greedy"], ["--no-greedy"]):
             out = ["--out", str(tmp_path / "m.pt2")]
@@ -159,7 +159,7 @@ def test_without_a_policy_the_trained_one_grows_what_it_learned_on(
         chosen.append((policy.name, arguments[-1]))
         raise UsageError("enough")
 
-    monkeypatch.setattr(grow_task, "grow_host", stop)
+    monkeypatch.setattr(grow_task, "grow_on_task", stop)
     with pytest.raises(UsageError, match="enough"):
         grow(["--task", task, "--out", str(tmp_path / "m.pt2")])
     assert chosen == [(expected, expected != "rule")]
@@ -181,7 +181,7 @@ def test_commands_split_the_data_with_the_seed(
         split.extend(a.split_seed for a in arguments if isinstance(a, Task))
         raise UsageError("enough")
 
-    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_task, "grow_host")):
+    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_task, "grow_on_task")):
         monkeypatch.setattr(module, name, stop)
     out = ["--out", str(tmp_path / "m.pt2")]
     calls = [
