@@ -17,8 +17,7 @@ from esper.scripts import check, grow_task
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
-from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.tools.grow import grow_on_task
+from esper.simic.tools.grow import GrowingPolicy, grow_on_task
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
 from esper_lab import describe
