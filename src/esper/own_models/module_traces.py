@@ -223,7 +223,7 @@ def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]
             if SEED in module._modules:
                 del module._modules[SEED]
     text = "calls all of its submodules, and would call the seed"
-    reasons = {module: text for module, each in probes.items() if each.called}
+    reasons = {module: text for module, each in probes.items() if each.was_called}
     if not fails or not modules:
         return reasons
     if reasons:
