@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.simic.run.checkpoint import agent_parts, load_latest, save
 from esper.simic.run.identity import Identity
 from esper.simic.tools.grow import GrowingPolicy
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("run", help="run directory")
     parser.add_argument("name", help="name in the box")
     given = parser.parse_args()
-    return guarded(_shipped, [given.run, given.name])
+    return run_guarded(_shipped, [given.run, given.name])
 
 
 def _shipped(arguments: list[str]) -> int:

@@ -32,7 +32,7 @@ from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
 
 from esper.runtime.tasks import FAMILIES
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.simic.tools.grow import GrowingPolicy
 from esper_lab.controls import ORDERS
 from esper_lab.evaluation import CLAIRVOYANT, Evaluation, Rung
@@ -176,4 +176,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(lambda arguments: main(), []))
+    raise SystemExit(run_guarded(lambda arguments: main(), []))

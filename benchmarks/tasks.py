@@ -21,7 +21,7 @@ from reporting import made_on, new_parser, publish, table
 
 from esper.leyline.actions import BLUEPRINTS, TEMPO_STEPS, Style
 from esper.runtime.tasks import SUITES, Task, find, find_all
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper_lab.evaluation import CLAIRVOYANT, LOOKING, WITHOUT_GROWING, Evaluation
 from esper_lab.ladder_steps import points, points_text
 from esper_lab.plans import Plan, library, schedule
@@ -159,4 +159,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(lambda arguments: main(), []))
+    raise SystemExit(run_guarded(lambda arguments: main(), []))

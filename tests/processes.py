@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def refusal(
 
     It prints nothing else, unless ``prints`` says that it had begun to work.
     """
-    assert guarded(command, list(arguments)) == 2, arguments
+    assert run_guarded(command, list(arguments)) == 2, arguments
     out, err = capsys.readouterr()
     assert prints or out == "", out
     assert err.startswith("esper: "), err
@@ -70,7 +70,7 @@ def called(
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with contextlib.chdir(where), streams[0], streams[1]:
         try:
-            code = guarded(command, arguments)
+            code = run_guarded(command, arguments)
         except SystemExit as exit:
             code = int(exit.code or 0)
     texts = [stream.buffer.getvalue().decode() for stream in (out, err)]

@@ -13,7 +13,7 @@ from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.records import record_files
 from esper.scripts import query as command
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.simic.records.episodes import read_episodes
 from esper.simic.training.vectorized import run_training
 from esper.tamiyo.policy.features import HOST_FEATURES
@@ -136,13 +136,13 @@ def test_damaged_records_are_refused_only_by_queries_that_read_them(damaged: Pat
 
 def test_damaged_records_are_left_out_by_name(damaged: Path, capsys) -> None:
     arguments = [str(damaged), "SELECT count(*) AS n FROM Records", "--format", "csv"]
-    assert guarded(command.query, [*arguments, "--skip-bad"]) == 0
+    assert run_guarded(command.query, [*arguments, "--skip-bad"]) == 0
     out, err = capsys.readouterr()
     assert out.splitlines() == ["n", "12"]
     lines = err.splitlines()
     assert lines[0].startswith(f"warning: skipped {record_files(damaged)[0]} (")
     assert lines[1:] == ["warning: skipped 1 of 2 records, which are damaged"]
-    assert guarded(command.query, arguments) == 2
+    assert run_guarded(command.query, arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 

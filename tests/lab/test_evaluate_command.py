@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, Task, add_family
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper_lab import baselines, controls, kept_stages, ladder, rules, shipped_controls, trials
 from esper_lab import evaluate as command
 from esper_lab.baselines import FINE_TUNING
@@ -146,7 +146,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(words: str, says: str, cap
     Path("file").write_text("")
     suite = [] if "--suite" in arguments else ["--suite", "tiny"]
     sizes = [] if {"--hosts", "--training-hosts"} & {*arguments} else SMALL
-    assert guarded(evaluate, [*arguments, *suite, *sizes]) == 2
+    assert run_guarded(evaluate, [*arguments, *suite, *sizes]) == 2
     output = capsys.readouterr()
     assert output.out.strip() == ""
     assert len(output.err.strip().splitlines()) == 1
@@ -212,7 +212,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
             patch.setattr(module, name, value)
             assert why_not() == start + "are of other tasks, plans or rules."
     Path("shipped/tiny.json.gz").write_bytes(b"damaged")
-    assert guarded(evaluate, ["--policy", "rule", "--suite", "tiny", *SMALL]) == 2
+    assert run_guarded(evaluate, ["--policy", "rule", "--suite", "tiny", *SMALL]) == 2
 
 
 def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> None:

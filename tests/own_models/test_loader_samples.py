@@ -16,10 +16,10 @@ from esper.own_models.samples import (
     evaluating,
     first_batch,
     first_samples,
-    mapped,
-    moved,
+    map_leaves,
+    random_state_kept,
     sample_count,
-    undisturbed,
+    to_device,
     unpack,
     unpack_whole,
 )
@@ -77,10 +77,10 @@ def test_samples_are_counted_and_taken_in_every_form() -> None:
         assert sample_count(value) == 4
     assert torch.equal(first_samples({"left": x}, 2, 4)["left"], x[:2])
     assert [len(part) for part in first_samples((x, y), 3, 4)] == [3, 3]
-    assert moved({"left": [x], "flag": "on"}, torch.device("cpu"))["flag"] == "on"
+    assert to_device({"left": [x], "flag": "on"}, torch.device("cpu"))["flag"] == "on"
     batch = {"left": [x, "on"], "right": (y, 2)}
     shapes = {"left": [(4, 3), None], "right": ((4,), None)}
-    assert mapped(batch, lambda part: tuple(part.shape), lambda part: None) == shapes
+    assert map_leaves(batch, lambda part: tuple(part.shape), lambda part: None) == shapes
 
 
 def test_only_tensors_with_an_element_per_sample_are_cut() -> None:
@@ -99,7 +99,7 @@ def test_named_tuples_keep_their_names() -> None:
         image: torch.Tensor
         mask: torch.Tensor
 
-    few = first_samples(moved(Batch(x, y), torch.device("cpu")), 2, 4)
+    few = first_samples(to_device(Batch(x, y), torch.device("cpu")), 2, 4)
     assert isinstance(few, Batch)
     assert torch.equal(few.mask, y[:2])
 
@@ -116,7 +116,7 @@ def test_packed_sequences_are_one_argument_and_are_counted_moved_and_cut(
     _, (some, _) = call(lstm, first_samples(packed, 2, 4))
     torch.testing.assert_close(some, whole[:, :2])
     assert first_samples(packed, 2, 7) is packed
-    there = moved((packed, y), torch.device("meta"))[0]
+    there = to_device((packed, y), torch.device("meta"))[0]
     assert isinstance(there, PackedSequence)
     assert there.data.is_meta
     with pytest.raises(UsageError, match="a batch is a PackedSequence"):
@@ -128,7 +128,7 @@ def test_whatever_has_a_method_to_is_moved() -> None:
         def to(self, device: torch.device) -> str:
             return f"on {device}"
 
-    there = moved({"graph": Graph(), "name": "a"}, torch.device("cpu"))
+    there = to_device({"graph": Graph(), "name": "a"}, torch.device("cpu"))
     assert there == {"graph": "on cpu", "name": "a"}
 
 
@@ -150,7 +150,7 @@ def test_measuring_disturbs_no_random_number() -> None:
     seeded()
     expected = drawn()
     seeded()
-    with undisturbed(shuffled):
+    with random_state_kept(shuffled):
         drawn()
     first_batch(shuffled, "train")
     assert drawn() == expected

@@ -17,7 +17,7 @@ from esper.own_models.options import (
     to_resume,
 )
 from esper.scripts.flags import parse
-from esper.scripts.grow_arguments import GrowArguments, asked, options_of, with_options
+from esper.scripts.grow_arguments import GrowArguments, options_of, result_settings, with_options
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from write_settings_docs import page
@@ -51,7 +51,7 @@ def test_flags_recipe_checkpoint_and_page_have_the_fields() -> None:
     for name, f in flags(GrowOptions).items():
         assert settings[name].type == about(f).flag
         assert about(settings[name]).within == about(f).within
-        assert name in asked(given)
+        assert name in result_settings(given)
     assert options_of(given)["clip"] == 0.5
     assert not {"loss", "device", "slots"} & options_of(given).keys()
     assert set(recipe_names(GrowOptions)) < set(names(GrowOptions))

@@ -19,7 +19,7 @@ from torch import Tensor
 import esper
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import grown_seeds
-from esper.scripts.grown_files import exported, outputs
+from esper.scripts.grown_files import export, outputs
 from esper.tamiyo import try_and_keep
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.memory import forget_peak, peak_resident
@@ -123,8 +123,8 @@ def test_what_the_examples_grew_loads_and_trains_on_without_esper(
         found, (inputs, targets) = grown(name).found, grown(name).batch
         folder = found.save(tmp_path / name)
         torch.save((inputs, targets, outputs(found.model, inputs)), folder / "batch.pt")
-        program = exported(found.model, inputs)
-        assert program.fixed is None
+        program = export(found.model, inputs)
+        assert program.batch_size is None
         content = program.pt2() if kind == "pt2" else program.onnx()
         (folder / f"model.{kind}").write_bytes(content)
         arguments += [str(EXAMPLES / f"{name}.py"), build, str(folder)]

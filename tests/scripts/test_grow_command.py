@@ -12,11 +12,10 @@ from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TASKS, Task, find
 from esper.scripts import check, grow_task
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
-from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.tools.grow import grow_on_task as grow_host
+from esper.simic.tools.grow import GrowingPolicy, grow_on_task
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
 from esper_lab import describe
@@ -72,7 +71,7 @@ def test_the_heuristic_grows_a_host_and_the_file_computes_the_same(tmp_path: Pat
         r"grown: r0c\d \(conv_light, LINEAR_ADD, alpha 1\).* \d+ parameters added", text
     )
     assert len(re.findall(r"(validation|test) accuracy: .* %, its never-grow twin .* %", text)) == 2
-    grown = grow_host(GrowingPolicy.named("heuristic"), find("digits_shift"))
+    grown = grow_on_task(GrowingPolicy.named("heuristic"), find("digits_shift"))
     price = 0.05 * math.log(1.0 + grown.added / 438)
     own, twin = (scores["test"].expected for scores in (grown.scores, grown.twin_scores))
     assert grown.gain == pytest.approx(100.0 * float(own - twin - price), abs=1e-3)
@@ -108,11 +107,11 @@ def test_a_learned_policy_samples_by_seed_or_acts_greedily(run: Path, short) -> 
     tasks([short[3], *short[:2]])
     policy = GrowingPolicy.named(str(run))
     task, seeds = find("short"), range(6)
-    drawn = [grow_host(policy, task, seed=s).decisions for s in seeds]
-    assert drawn[1] == grow_host(policy, task, seed=1).decisions
+    drawn = [grow_on_task(policy, task, seed=s).decisions for s in seeds]
+    assert drawn[1] == grow_on_task(policy, task, seed=1).decisions
     assert len({tuple(lines) for lines in drawn}) > 1
-    greedy = [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
-    assert greedy == [grow_host(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    greedy = [grow_on_task(policy, task, seed=s, greedy=True).decisions for s in seeds]
+    assert greedy == [grow_on_task(policy, task, seed=s, greedy=True).decisions for s in seeds]
     assert greedy != drawn
 
 
@@ -282,7 +281,7 @@ def test_a_task_that_does_not_fit_is_reported_in_one_line(
 ) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
-    assert guarded(tasks, ["check", str(path)]) == 2
+    assert run_guarded(tasks, ["check", str(path)]) == 2
     error = capsys.readouterr().err.splitlines()
     assert re.search(says, error[-1]), error
     assert error[-1].startswith("esper: ")
@@ -297,6 +296,6 @@ def test_a_failing_blueprint_is_found_even_if_others_are_larger(tmp_path: Path, 
         "register('cut', lambda c: Blueprint((zeros('s'),), lambda p, x: x[..., :1, :2]))\n" + PLAIN
     )
     with own_blueprints():
-        assert guarded(tasks, ["check", str(path)]) == 2
+        assert run_guarded(tasks, ["check", str(path)]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("esper: own_model: a step fails (")

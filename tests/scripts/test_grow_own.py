@@ -15,9 +15,9 @@ from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import Exported, write_files
+from esper.scripts.grown_files import Export, write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 from processes import ESPER, ran, ran_python, refusal
@@ -188,7 +188,7 @@ def failing(*arguments: Any) -> Any:
 def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
     asked: bool, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Exported, "onnx", failing)
+    monkeypatch.setattr(Export, "onnx", failing)
     onnx = tmp_path / "mine.onnx"
     assert written(onnx if asked else None) == asked
     said = capsys.readouterr()
@@ -204,7 +204,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
     name: str, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
-    monkeypatch.setattr(Exported, "onnx", lambda program: b"")
+    monkeypatch.setattr(Export, "onnx", lambda program: b"")
     monkeypatch.setattr(grown_files, "outputs_of_onnx", lambda content, inputs: torch.zeros(4, 4))
     monkeypatch.setattr(grown_files, "difference", lambda one, two: 0.0)
     monkeypatch.setattr(grown_files, read, failing)
@@ -291,7 +291,7 @@ def recipe(epochs):
 
     monkeypatch.setattr(grow_model, "grow", stop)
     for flags, clip, lr in (([], 0.2, 0.5), (["--clip", "3", "--optimizer", "adam"], 3.0, 1e-3)):
-        assert guarded(grow, ["--model", mine, "--epochs", "2", *flags]) == 130
+        assert run_guarded(grow, ["--model", mine, "--epochs", "2", *flags]) == 130
         assert (seen["clip"], seen["epochs"]) == (clip, 2)
         made = seen["optimizer"]([torch.nn.Parameter(torch.zeros(1))])
         assert made.param_groups[0]["lr"] == lr

@@ -16,7 +16,7 @@ from esper.karn.store import read_events
 from esper.leyline import notices
 from esper.leyline.events import TrainingFinished
 from esper.scripts import after_training, output
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.output import Output, OutputLost
 from esper.simic.run.checkpoint import load_latest
 from processes import ESPER, ran, refusal
@@ -81,7 +81,7 @@ def test_other_output_raises_once(pipe) -> None:
     os.close(reader)
     with pytest.raises(OutputLost) as lost:
         stream.write(b"lost")
-    assert lost.value.closed
+    assert lost.value.broken_pipe
     assert stream.write(b"as the interpreter ends") == 23
     assert said == []
 
@@ -192,4 +192,4 @@ def test_another_error_is_not_taken_for_one_of_memory() -> None:
         raise RuntimeError("a fault of Esper")
 
     with pytest.raises(RuntimeError, match="a fault"):
-        guarded(command, [])
+        run_guarded(command, [])

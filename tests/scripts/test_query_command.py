@@ -11,7 +11,7 @@ import pytest
 
 from esper.karn.queries import Store
 from esper.karn.views import VIEWS
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from processes import refusal
 
@@ -23,7 +23,7 @@ SQL = (
 
 
 def run(*arguments: str) -> int:
-    return guarded(esper, ["query", *arguments])
+    return run_guarded(esper, ["query", *arguments])
 
 
 def test_a_table_distinguishes_missing_from_nan(capsys) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.runs import find_runs, run_lock
 from esper.scripts import runs as module
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from processes import refusal
 from run_directories import finished, recorded_run, started, whole_round, write_run
@@ -19,7 +19,7 @@ DAY = 86400.0
 
 def run_command(capsys, *arguments: object) -> tuple[int, str, str]:
     """Run a command; return exit status, stdout and stderr."""
-    code = guarded(esper, [str(argument) for argument in arguments])
+    code = run_guarded(esper, [str(argument) for argument in arguments])
     return code, *capsys.readouterr()
 
 

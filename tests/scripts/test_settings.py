@@ -28,13 +28,13 @@ FIELDS = '''
 ASK = """
 import contextlib, io, json, sys
 from esper.leyline.config import flatten, unflatten
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 
 def asked(line):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        guarded(esper, ["train", "ppo", *line.split()])
+        run_guarded(esper, ["train", "ppo", *line.split()])
     return out.getvalue() + err.getvalue()
 
 answers = {line: asked(line) for line in sys.argv[1:]}

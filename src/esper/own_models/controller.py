@@ -7,7 +7,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import torch
 from msgspec import convert, to_builtins
 from torch import nn
 from torch.optim import Optimizer
@@ -17,20 +16,10 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochRecord
-from esper.own_models.lifecycle_controller import (
-    EpochOutcome,
-    LifecycleController,
-    actor,
-)
+from esper.own_models.lifecycle_controller import EpochOutcome, LifecycleController, actor
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
-from esper.own_models.samples import (
-    as_arguments,
-    buffers_kept,
-    evaluating,
-    half_or_all,
-    undisturbed,
-)
+from esper.own_models.samples import as_arguments, buffers_kept, evaluating, half_or_all
 from esper.own_models.slot_search import find_slots
 
 
@@ -129,7 +118,7 @@ class Growth:
             validation_score: see ``step``.
         """
         if self._lifecycle is not None:
-            self._lifecycle.remember(self._validated(validation_score))
+            self._lifecycle.remember(self._validation(validation_score))
 
     def step(
         self,
@@ -155,7 +144,7 @@ class Growth:
                 f"step: growth ended after epoch {len(self.history)}; make a new Growth with more "
                 "epochs"
             )
-        validation = self._validated(validation_score)
+        validation = self._validation(validation_score)
         outcome = EpochOutcome(validation)
         if self.options.policy != "never":
             if self._lifecycle is None:
@@ -256,11 +245,8 @@ class Growth:
 
     @property
     def _policy_name(self) -> str:
-        return (
-            self.options.policy
-            if isinstance(self.options.policy, str)
-            else type(self.options.policy).__name__
-        )
+        policy = self.options.policy
+        return policy if isinstance(policy, str) else type(policy).__name__
 
     def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the first forward pass."""
@@ -274,10 +260,10 @@ class Growth:
     def _known_optimizer(self) -> Optimizer:
         """The optimizer that was given, or that has updated the module."""
         if self.optimizer is None:
-            if self._watch is None or self._watch.found is None:
+            if self._watch is None or self._watch.optimizer is None:
                 raise UsageError("optimizer: none has updated the module yet; give it to Growth")
-            check_optimizer(self.model, self._watch.found)
-            self.optimizer = self._watch.found
+            check_optimizer(self.model, self._watch.optimizer)
+            self.optimizer = self._watch.optimizer
         return self.optimizer
 
     def _stop_waiting(self) -> None:
@@ -291,8 +277,7 @@ class Growth:
         """Find the slots, and prepare the lifecycle."""
         optimizer = self._known_optimizer()
         self._stop_waiting()
-        buffers = buffers_kept(self.model)
-        with undisturbed(), evaluating(self.model), buffers, torch.no_grad():
+        with evaluating(self.model), buffers_kept(self.model):
             slots = find_slots(
                 self.model, half_or_all(self.model, args, kwargs), self.options.slots
             )
@@ -308,17 +293,17 @@ class Growth:
         self._lifecycle = LifecycleController(
             body,
             policy,
-            lambda: self._validated(None),
+            lambda: self._validation(None),
             self.options.price,
             self.options.max_parameters,
             self.classes,
         )
 
-    def _validated(self, score: "float | Validation | None") -> Validation:
+    def _validation(self, score: "float | Validation | None") -> Validation:
         if score is None:
             if self.validate is None:
                 raise UsageError("step: got no score; give one, or give validate= to Growth")
-            with undisturbed(), evaluating(self.model), torch.no_grad():
+            with evaluating(self.model):
                 score = self.validate()
         if isinstance(score, Validation):
             return score
@@ -378,19 +363,19 @@ class OptimizerWatch:
         model: the module.
 
     Attributes:
-        found: the optimizer; None before its first step.
+        optimizer: the one of the module; None before its first step.
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.found: Optimizer | None = None
+        self.optimizer: Optimizer | None = None
         # The hook is global: held by it, a watch that nobody else holds would live for ever.
-        watch = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if (own := watch()) is not None and updates(optimizer, own.model):
-                own.found = optimizer
-                own.close()
+            if (watch := reference()) is not None and updates(optimizer, watch.model):
+                watch.optimizer = optimizer
+                watch.close()
 
         self._handle = register_optimizer_step_pre_hook(before_step)
         weakref.finalize(self, self._handle.remove)

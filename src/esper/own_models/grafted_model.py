@@ -197,11 +197,11 @@ def optimizer_of(optimizer: Optimizer, model: nn.Module, twin: nn.Module) -> Opt
     matching = {
         id(parameters[name]): parameter for name, parameter in twins.items() if name in parameters
     }
-    copied = copy.deepcopy(optimizer, dict(matching))
+    twin_optimizer = copy.deepcopy(optimizer, dict(matching))
     twin_identities = {id(parameter) for parameter in twins.values()}
-    for group in copied.param_groups:
+    for group in twin_optimizer.param_groups:
         group["params"] = [p for p in group["params"] if id(p) in twin_identities]
-    return copied
+    return twin_optimizer
 
 
 class GraftedModel:
@@ -238,7 +238,7 @@ class GraftedModel:
         self._norms: dict[int, list[Tensor]] = {}
         self.first_norms: dict[int, float] = {}
         self._host_norm: Tensor | None = None
-        self._clipped = False
+        self._has_norms = False
         self._computing: list[int] = []
         self._hook = optimizer.register_step_pre_hook(self._before_update)
 
@@ -304,7 +304,7 @@ class GraftedModel:
         Separately, so that a seed does not change how its host is updated.
         """
         self._measure()
-        self._clipped = True
+        self._has_norms = True
         nn.utils.clip_grad_norm_(self._host_parameters(), most)
         for seed in self.seeds:
             if seed is not None:
@@ -394,9 +394,9 @@ class GraftedModel:
 
     def _before_update(self, *_: object) -> None:
         """Measure the gradients of an update, unless clipping measured them before."""
-        if not self._clipped:
+        if not self._has_norms:
             self._measure()
-        self._clipped = False
+        self._has_norms = False
 
     @torch.no_grad()
     def _measure(self) -> None:
@@ -410,12 +410,7 @@ class GraftedModel:
             assert seed is not None
             branch = seed.get_submodule(seed.blueprint)
             parameters = dict(branch.named_parameters())
-            order = [parameters[f.name] for f in self.slots[s].layouts[self._kind(s)].fields]
+            layout = self.slots[s].layouts[BLUEPRINTS.index(seed.blueprint)]
+            order = [parameters[f.name] for f in layout.fields]
             zero = seed.alpha.new_zeros(())
-            norms = [zero if p.grad is None else p.grad.norm() for p in order]
-            self._norms[s] = norms
-
-    def _kind(self, slot: int) -> int:
-        seed = self.seeds[slot]
-        assert seed is not None
-        return next(k for k in self.slots[slot].kinds if BLUEPRINTS[k] == seed.blueprint)
+            self._norms[s] = [zero if p.grad is None else p.grad.norm() for p in order]

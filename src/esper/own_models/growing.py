@@ -21,7 +21,7 @@ from esper.own_models.options import (
     describe,
     usable_device,
 )
-from esper.own_models.samples import first_batch, moved, unpack_for
+from esper.own_models.samples import first_batch, to_device, unpack_for
 from esper.own_models.training_loop import Attempts, Recipe
 
 Options = ParamSpec("Options")
@@ -111,7 +111,7 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
         loaders=tuple(loaders.values()),
         objective=goal,
         device=device,
-        example=moved(options.unpack(batches["train_loader"])[0], device),
+        example=to_device(options.unpack(batches["train_loader"])[0], device),
     )
 
 

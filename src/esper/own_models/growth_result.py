@@ -133,7 +133,7 @@ class GrowthResult:
             validation = result.validation.shown()
             size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
             cells.append((name, test, validation, size, time))
-        return "\n".join(aligned(cells, left=3))
+        return "\n".join(table_lines(cells, labels=3))
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """See ``growth_picture.draw``."""
@@ -171,17 +171,17 @@ class GrowthResult:
         return cls(model, **{name: convert(plain[name], types[name]) for name in plain})
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def table_lines(rows: Sequence[Sequence[str]], labels: int) -> list[str]:
     """A line for each row, its cells two spaces apart and as wide as the widest of their column.
 
     Args:
         rows: cells, alike in number.
-        left: number of columns that are aligned on the left; those after them are on the right.
+        labels: number of columns that are aligned on the left; those after them are on the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if i < left else cell.rjust(width)
+            cell.ljust(width) if i < labels else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows

@@ -4,7 +4,7 @@ The lifecycle is that of the engine at N = 1. The validation of the module comes
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
 from pkgutil import resolve_name
 from typing import Any
@@ -129,23 +129,23 @@ class LifecycleController:
             train_loss: mean training loss; None if it is not known.
             number: number of the epoch. In the last, the policy does not act.
         """
-        body, acted = self.body, self.state
+        body, before = self.body, self.state
         epoch = body.result(validation.loss if train_loss is None else train_loss)
-        measurement, actions = self._measured(validation), []
+        measurement, actions = self._measurement(validation), []
         rolled_back = torch.zeros(1, dtype=torch.bool)
-        if self._snapshot is not None and bool(acted.computing.any()):
+        if self._snapshot is not None and bool(before.computing.any()):
             scores = measurement.scores
-            reason = Reason(int(self._steps.check(self._detector, epoch, scores, acted)))
+            reason = Reason(int(self._steps.check(self._detector, epoch, scores, before)))
             if reason is not Reason.NONE:
                 rolled_back = ~rolled_back
                 actions.append(f"rolled back: {reason.name.lower()}")
                 body.restore(self._snapshot)
-                self._show(roll_back(acted, rolled_back))
+                self._show(roll_back(before, rolled_back))
                 epoch.forget(rolled_back)
                 validation = self.validate()
-                measurement = self._measured(validation)
+                measurement = self._measurement(validation)
         self._now = self._steps.advance_lifecycle(
-            acted,
+            before,
             rolled_back if bool(rolled_back) else None,
             self._now,
             self._accuracy,
@@ -182,21 +182,17 @@ class LifecycleController:
             "slots": [asdict(slot) for slot in self.slots],
             "order": list(self.body.order),
             "first_norms": dict(self.body.first_norms),
-            "state": _tensors_of(self.state),
-            "now": {
-                f.name: _tensors_of(value) if isinstance(value, SeedState | SeedSignals) else value
-                for f in fields(RowsAfterStep)
-                for value in [getattr(self._now, f.name)]
-            },
+            "state": _plain(self.state),
+            "now": _plain(self._now),
             "accuracy": self._accuracy,
             "detector": {name: getattr(detector, name) for name in _OF_DETECTOR},
             "kept": self._snapshot,
-            "progress": {f.name: getattr(self._progress, f.name) for f in fields(Progress)},
-            "seen": [dict(observed) for observed in self._observations],
+            "progress": _plain(self._progress),
+            "seen": [dict(tensors) for tensors in self._observations],
             "first_step": self._first_step,
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, content: dict[str, Any]) -> None:
         """The inverse of ``state_dict``, for a module without seeds: attaches those it had.
 
         Their weights come with the state_dict of the module. The policy sees all observations
@@ -205,24 +201,24 @@ class LifecycleController:
         Raises:
             UsageError: the policy does not act as it did.
         """
-        self.state = SeedState(**saved["state"])
-        now = saved["now"]
+        self.state = SeedState(**content["state"])
+        now = content["now"]
         states = {name: SeedState(**now[name]) for name in ("state", "own")}
         signals = {name: SeedSignals(**now[name]) for name in ("signals", "own_signals")}
         self._now = RowsAfterStep(**(now | states | signals))
-        self._accuracy, self._snapshot = saved["accuracy"], saved["kept"]
+        self._accuracy, self._snapshot = content["accuracy"], content["kept"]
         for name in _OF_DETECTOR:
-            setattr(self._detector, name, saved["detector"][name])
-        self._progress = Progress(**saved["progress"])
-        for slot in saved["order"]:
+            setattr(self._detector, name, content["detector"][name])
+        self._progress = Progress(**content["progress"])
+        for slot in content["order"]:
             self.body.germinate(self.state, slot, 0)
-        self.body.first_norms = dict(saved["first_norms"])
+        self.body.first_norms = dict(content["first_norms"])
         self.body.show(self.state)
-        self._first_step, self._observations = saved["first_step"], saved["seen"]
+        self._first_step, self._observations = content["first_step"], content["seen"]
         for step, step_tensors in enumerate(self._observations, self._first_step):
             tensors = dict(step_tensors)
             actions = tensors.pop("actions")
-            if not torch.equal(self._chosen(Observation.from_tensors(tensors), step), actions):
+            if not torch.equal(self._actions(Observation.from_tensors(tensors), step), actions):
                 raise UsageError(
                     "policy: on the same observations it does not act as it did, so growth cannot "
                     "go on from here; give the policy that began it"
@@ -247,7 +243,7 @@ class LifecycleController:
         )
         # Masks are changed below; what the policy observed is kept.
         tensors = {name: x.clone() for name, x in observation.tensors().items()}
-        actions = self._chosen(observation, number)
+        actions = self._actions(observation, number)
         self._first_step = self._first_step or number
         self._observations.append(tensors | {"actions": actions})
         choice = dict(zip(HEADS, actions[0].tolist(), strict=True))
@@ -272,7 +268,7 @@ class LifecycleController:
             self._snapshot = body.snapshot()
         return [f"{self.slots[slot].name}: {why}"]
 
-    def _chosen(self, observation: Observation, step: int) -> Tensor:
+    def _actions(self, observation: Observation, step: int) -> Tensor:
         with torch.no_grad():
             return self._actor.act(observation, step)[0]
 
@@ -286,7 +282,7 @@ class LifecycleController:
             return float("inf")
         return self.max_parameters - self._count - int(self._now.seed_parameters.sum())
 
-    def _measured(self, validation: Validation) -> Measurement:
+    def _measurement(self, validation: Validation) -> Measurement:
         """The scores, and the contribution of every seed that acts."""
         contribution = torch.full((1, len(self.slots)), float("nan"))
         for s in (self.state.alpha[0] > 0).nonzero()[:, 0].tolist():
@@ -302,8 +298,11 @@ _OF_DETECTOR = ("losses", "strikes", "healthy")
 """What changes of a ``DivergenceDetector``."""
 
 
-def _tensors_of(record: SeedState | SeedSignals) -> dict[str, Tensor]:
-    return {f.name: getattr(record, f.name) for f in fields(record)}
+def _plain(value: Any) -> Any:
+    """A record and the records within it as dictionaries; another value as it is."""
+    if not is_dataclass(value):
+        return value
+    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
 
 
 def reason_for(
@@ -358,7 +357,7 @@ def _trend(losses: Tensor) -> str:
     return f"validation loss {100 * change:+.1f} % an epoch over the last {len(values) - 1}"
 
 
-LEARNED = "esper.simic.tools.grow:learned_actor"
+LEARNED_ACTOR = "esper.simic.tools.grow:learned_actor"
 """Makes the actor of a policy that was trained; named, because the learner lies above this."""
 
 
@@ -392,6 +391,6 @@ def actor(
     elif policy == "rule":
         player = RuleActor(lambda: [slots], epochs, settings=OF_OWN_MODELS)
     else:
-        player = resolve_name(LEARNED)(policy, seed, warn)
+        player = resolve_name(LEARNED_ACTOR)(policy, seed, warn)
     player.begin(torch.zeros(1, dtype=torch.long), 0)
     return player

@@ -32,19 +32,19 @@ from esper.own_models.samples import (
     first_samples,
     half_or_all,
     modes_kept,
+    random_state_kept,
     sample_count,
-    undisturbed,
 )
 from esper.own_models.slot_search import find_slots
 from esper.own_models.step_cost import (
     MORE,
     Cost,
     PolicyPrice,
+    call_and_restore,
     duration,
     parameter_bytes,
     policy_price,
     predicted_cost,
-    unchanged,
 )
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 
@@ -167,7 +167,7 @@ def check(
     goal = objective(loss)
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
-    inputs, target = samples.moved(unpack(first_batch(loader, "loader")), example.device)
+    inputs, target = samples.to_device(unpack(first_batch(loader, "loader")), example.device)
     count = sample_count(inputs)
     report = CheckReport(
         type(model).__name__, parameters=parameter_count(model), batch=count, epochs=epochs
@@ -176,11 +176,13 @@ def check(
         name: size(each) for name, each in {"train": loader, **(held_back or {})}.items()
     }
     report.target = kind(target)
-    few, some = first_samples(inputs, MORE, count), first_samples(target, MORE, count)
+    batch, some = first_samples(inputs, MORE, count), first_samples(target, MORE, count)
     with modes_kept(model), buffers_kept(model):
-        _check_forward(model, few, some, goal, report)
+        _check_forward(model, batch, some, goal, report)
         if report.ok:
-            _find(model, inputs, slots, report)
+            with evaluating(model):
+                run = half_or_all(model, *as_arguments(batch))
+                report.slots = find_slots(model, run, slots)
         if report.ok:
             if not model.training:
                 # Else parts that the user put in evaluation mode stay there, as in ``grow``.
@@ -190,7 +192,7 @@ def check(
             except RuntimeError as error:
                 # As of a reentrant checkpoint, which takes no gradients but those of `backward`.
                 report.remarks.append(f"memory and time are not known: {first_line(error)}")
-        classes = _class_count(model, few, some) if goal.classes else None
+        classes = _class_count(model, batch, some) if goal.classes else None
         _read_data(loader, unpack, goal, classes, report)
     if report.ok and report.step_with_seeds.seconds > 0.0:
         report.policy = policy_price(
@@ -206,7 +208,7 @@ def _check_forward(
 ) -> None:
     """One loss of a few samples: is it a finite number, and the same twice?"""
     losses = []
-    with undisturbed(), evaluating(model), torch.no_grad():
+    with evaluating(model):
         for _ in range(2):
             try:
                 losses.append(goal.loss(call(model, inputs), target))
@@ -222,12 +224,6 @@ def _check_forward(
         report.remarks.append(
             "in evaluation mode two passes over one batch differ: contributions will be noisy"
         )
-
-
-def _find(model: nn.Module, inputs: Any, names: Sequence[str] | None, report: CheckReport) -> None:
-    some = first_samples(inputs, min(MORE, report.batch), report.batch)
-    with undisturbed(), evaluating(model), torch.no_grad():
-        report.slots = find_slots(model, half_or_all(model, *as_arguments(some)), names)
 
 
 def _measure(
@@ -248,19 +244,19 @@ def _measure(
     finally:
         strip(model)
     repeats: list[bool] = []
-    few, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
+    batch, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
 
     def twice() -> None:
         states = []
         for _ in range(2):
-            with undisturbed():
+            with random_state_kept():
                 parameters = [p for p in model.parameters() if p.requires_grad]
-                value = goal.loss(call(model, few), some)
+                value = goal.loss(call(model, batch), some)
                 states.append(torch.autograd.grad(value, parameters, allow_unused=True))
         pairs = zip(*states, strict=True)
         repeats.append(all(a is None or torch.equal(a, b) for a, b in pairs))
 
-    unchanged(model, twice)
+    call_and_restore(model, twice)
     if not repeats[0]:
         report.remarks.append(
             "two backward passes with the same random numbers differ: runs will not repeat exactly"
@@ -271,7 +267,7 @@ def _class_count(model: nn.Module, inputs: Any, target: Any) -> int | None:
     """Classes that the module tells apart; None if it fails, which ``_check_forward`` reports."""
     if not isinstance(target, Tensor):
         return None
-    with undisturbed(), evaluating(model), torch.no_grad():
+    with evaluating(model):
         try:
             return class_logits(call(model, inputs), target)[0].shape[1]
         except Exception:
@@ -282,7 +278,7 @@ DATA_SECONDS = 5.0
 """Time spent on reading the loader; what was not read by then is not in the figures."""
 RARE = 0.1
 """A class with less than this part of the mean count is reported as rare."""
-IGNORED = -100
+IGNORED_LABEL = -100
 """The label that cross_entropy leaves out."""
 
 
@@ -295,7 +291,7 @@ def _read_data(
     """
     begun, read, bad, sizes = monotonic(), 0, 0, set()
     counts: dict[int, int] = {}
-    with undisturbed(loader):
+    with random_state_kept(loader):
         for batch in loader:
             inputs, target = unpack(batch)
             read += 1
@@ -303,8 +299,8 @@ def _read_data(
             fine = all(_finite(x) or _masks(x) for x in _floats(inputs))
             bad += not (fine and all(map(_finite, _floats(target))))
             if goal.classes and isinstance(target, Tensor) and not target.is_floating_point():
-                labels, found = target.unique(return_counts=True)
-                for label, number in zip(labels.tolist(), found.tolist(), strict=True):
+                labels, numbers = target.unique(return_counts=True)
+                for label, number in zip(labels.tolist(), numbers.tolist(), strict=True):
                     counts[int(label)] = counts.get(int(label), 0) + number
             if monotonic() - begun > DATA_SECONDS:
                 break
@@ -318,7 +314,7 @@ def _read_data(
         report.remarks.append("a minibatch has one sample, which BatchNorm refuses: drop_last=True")
     if goal.classes:
         report.class_counts = {label: n for label, n in sorted(counts.items()) if label >= 0}
-        negative = [label for label in counts if label < 0 and label != IGNORED]
+        negative = [label for label in counts if label < 0 and label != IGNORED_LABEL]
         if negative:
             report.problems.append(f"loader: a label is {max(negative)}; count from 0")
         _check_labels(report, classes)
@@ -332,8 +328,8 @@ def _check_labels(report: CheckReport, classes: int | None) -> None:
     mean = sum(counts.values()) / len(counts)
     rare = [label for label, number in counts.items() if number < RARE * mean]
     if rare:
-        shown = ", ".join(str(label) for label in islice(rare, 5))
-        report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {shown}")
+        examples = ", ".join(str(label) for label in islice(rare, 5))
+        report.remarks.append(f"{len(rare)} of {len(counts)} classes are rare, such as {examples}")
     largest = max(counts)
     if classes is not None and largest >= classes:
         report.problems.append(

@@ -24,7 +24,7 @@ class ModuleTrace:
         name: name under which the model lists the module.
         module: the module.
         calls: number of its calls in a forward pass.
-        place: position of its last call among those of all modules.
+        position: that of its last call among those of all modules.
         shape: shape of its output, or of a tuple's first element; None if no seed can read it.
         axes: number of axes of its output; 0 if that is no tensor.
         reason: why there cannot be a seed behind it, or an empty string.
@@ -39,7 +39,7 @@ class ModuleTrace:
     name: str
     module: nn.Module
     calls: int = 0
-    place: int = 0
+    position: int = 0
     shape: tuple[int, ...] | None = None
     axes: int = 0
     reason: str = ""
@@ -53,8 +53,8 @@ class ModuleTrace:
     @property
     def is_layer(self) -> bool:
         """Whether it has weights of its own and no children but their parametrizations."""
-        own = next(self.module.parameters(), None) is not None
-        return own and not self.module._modules.keys() - {"parametrizations"}
+        weight = next(self.module.parameters(), None) is not None
+        return weight and not self.module._modules.keys() - {"parametrizations"}
 
 
 def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
@@ -69,7 +69,7 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
 
     def note(each: ModuleTrace) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            each.calls, each.place = each.calls + 1, next(clock)
+            each.calls, each.position = each.calls + 1, next(clock)
             first = output[0] if isinstance(output, tuple) else output
             each.axes = first.dim() if isinstance(first, Tensor) else 0
             each.shape, each.reason = _shape(first)
@@ -85,7 +85,7 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
     finally:
         for handle in handles:
             handle.remove()
-    called = [t for t in traces.values() if t.calls and t.is_layer]
+    layers = [t for t in traces.values() if t.calls and t.is_layer]
     for each in traces.values():
         each.batch_axis = _changed_axis(shapes[each.name], each.shape)
         if not each.calls:
@@ -94,11 +94,11 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
             each.reason = f"is called {each.calls} times in a forward pass"
         elif hasattr(each.module, SEED):
             each.reason = f"already has an attribute called {SEED!r}"
-        each.layers = [t for t in called if below(t.name, each.name)]
-        before = each.layers or [t for t in called if t.place < each.place]
-        each.behind = max(before, key=lambda t: t.place, default=None)
-        after = (t for t in called if t.place > each.place)
-        each.ahead = min(after, key=lambda t: t.place, default=None)
+        each.layers = [t for t in layers if below(t.name, each.name)]
+        before = each.layers or [t for t in layers if t.position < each.position]
+        each.behind = max(before, key=lambda t: t.position, default=None)
+        after = (t for t in layers if t.position > each.position)
+        each.ahead = min(after, key=lambda t: t.position, default=None)
     data_time_first = _data_time_first(traces)
     for each in traces.values():
         each.time_first = _time_first(each, data_time_first)
@@ -110,11 +110,11 @@ def below(name: str, ancestor: str) -> bool:
     return name == ancestor or name.startswith(f"{ancestor}.")
 
 
-def _changed_axis(half: tuple[int, ...] | None, whole: tuple[int, ...] | None) -> int | None:
+def _changed_axis(half: tuple[int, ...] | None, full: tuple[int, ...] | None) -> int | None:
     """The first axis that grows with the number of samples; None if none does."""
-    if half is None or whole is None or len(half) != len(whole):
+    if half is None or full is None or len(half) != len(full):
         return None
-    return next((i for i, (a, b) in enumerate(zip(half, whole, strict=True)) if a != b), None)
+    return next((i for i, (a, b) in enumerate(zip(half, full, strict=True)) if a != b), None)
 
 
 def _shape(output: object) -> tuple[tuple[int, ...] | None, str]:
@@ -146,8 +146,8 @@ def _data_time_first(traces: dict[str, ModuleTrace]) -> bool:
 
 def _skipping(each: ModuleTrace, traces: dict[str, ModuleTrace]) -> ModuleTrace | None:
     """The nearest called ancestor, if it computes by a fast path without calling what it holds."""
-    called = [t for t in traces.values() if t.calls and below(each.name, t.name)]
-    nearest = max(called, key=lambda t: len(t.name), default=None)
+    ancestors = [t for t in traces.values() if t.calls and below(each.name, t.name)]
+    nearest = max(ancestors, key=lambda t: len(t.name), default=None)
     if nearest is None:
         return None
     inside = (t for t in traces.values() if t is not nearest and below(t.name, nearest.name))
@@ -173,8 +173,8 @@ def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
         run: runs a forward pass in evaluation mode.
     """
     of_module = {trace.module: trace for trace in traces if not trace.reason}
-    unreached, predicting = gradient_reach(list(of_module), run)
-    for module in unreached:
+    gradientless, predicting = gradient_reach(list(of_module), run)
+    for module in gradientless:
         of_module[module].reason = "gets no gradient from the outputs"
     for module in predicting:
         of_module[module].predicts = True
@@ -192,12 +192,12 @@ def probe(traces: Iterable[ModuleTrace], run: Run) -> None:
 class _SeedProbe(nn.Module):
     """Stands where a seed would, and notes whether it is called."""
 
-    called = False
+    was_called = False
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """Its first input."""
-        self.called = True
-        return next(iter((*inputs, *named.values())), None)
+        self.was_called = True
+        return next(iter((*inputs, *keywords.values())), None)
 
 
 def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]:
@@ -223,7 +223,7 @@ def seed_callers(modules: Sequence[nn.Module], run: Run) -> dict[nn.Module, str]
             if SEED in module._modules:
                 del module._modules[SEED]
     text = "calls all of its submodules, and would call the seed"
-    reasons = {module: text for module, each in probes.items() if each.called}
+    reasons = {module: text for module, each in probes.items() if each.was_called}
     if not fails or not modules:
         return reasons
     if reasons:
@@ -264,12 +264,12 @@ class _GradientProbes:
                 self.scalars[module], self.outputs[module] = self.scalars[maker], first
                 return None
             scalar = torch.zeros((), dtype=first.dtype, device=first.device, requires_grad=True)
-            changed = first + scalar
-            self.scalars[module], self.outputs[module] = scalar, changed
-            self.makers[id(changed)] = module
-            if not changed.requires_grad:
+            total = first + scalar
+            self.scalars[module], self.outputs[module] = scalar, total
+            self.makers[id(total)] = module
+            if not total.requires_grad:
                 self.cut.add(id(scalar))
-            return (changed, *output[1:]) if isinstance(output, tuple) else changed
+            return (total, *output[1:]) if isinstance(output, tuple) else total
 
         return add
 
@@ -306,14 +306,14 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
     if len(outputs) < len({id(x) for x in leaves}) or not any(x.requires_grad for x in outputs):
         return set(), set()
     graphs = [_graph(x) for x in outputs]
-    reached = {id(scalar) for scalars, _ in graphs for scalar in scalars}
+    leaf_ids = {id(scalar) for scalars, _ in graphs for scalar in scalars}
     hiding = any(hides for _, hides in graphs)
-    unreached = {
+    gradientless = {
         module
         for module, scalar in probes.scalars.items()
         # A function of the user's own, such as a checkpoint, computes without a graph and builds it
         # in the backward pass.
-        if id(scalar) not in reached and not (hiding and id(scalar) in probes.cut)
+        if id(scalar) not in leaf_ids and not (hiding and id(scalar) in probes.cut)
     }
     predicting = set()
     for module, output in probes.outputs.items():
@@ -325,7 +325,7 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
         )
         if len(other_graphs) < len(outputs) and not feeds_others:
             predicting.add(module)
-    return unreached, predicting
+    return gradientless, predicting
 
 
 def _leaves(value: object) -> Iterator[object]:
@@ -345,14 +345,14 @@ def _leaves(value: object) -> Iterator[object]:
 
 def _graph(output: Tensor) -> tuple[list[Tensor], bool]:
     """The leaves from which ``output`` was computed, and whether a part of its graph is hidden."""
-    pending, visited = [output.grad_fn], set()
+    pending, nodes = [output.grad_fn], set()
     leaves: list[Tensor] = []
     hidden = False
     while pending:
         node = pending.pop()
-        if node is None or node in visited:
+        if node is None or node in nodes:
             continue
-        visited.add(node)
+        nodes.add(node)
         hidden |= isinstance(node, BackwardCFunction)
         if (leaf := getattr(node, "variable", None)) is not None and not node.next_functions:
             leaves.append(leaf)

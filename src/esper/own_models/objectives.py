@@ -23,11 +23,10 @@ from esper.own_models.samples import (
     Unpack,
     call,
     evaluating,
-    moved,
     prediction,
     rebuilt,
     sample_count,
-    undisturbed,
+    to_device,
     unpack,
 )
 
@@ -118,19 +117,19 @@ def _class_sums(output: Any, target: Tensor) -> Tensor:
     if logits.shape == target.shape:
         target = target.argmax(1)
     logits, labels = class_logits(output, target)
-    labelled = labels >= 0
-    logits, labels = logits[labelled].float(), labels[labelled]
+    mask = labels >= 0
+    logits, labels = logits[mask].float(), labels[mask]
     probability = logits.softmax(-1).gather(1, labels[:, None])
     hits = logits.argmax(-1) == labels
-    return torch.stack([hits.double().sum(), probability.double().sum(), labelled.double().sum()])
+    return torch.stack([hits.double().sum(), probability.double().sum(), mask.double().sum()])
 
 
 def _share(sums: Tensor) -> tuple[float | None, float]:
-    hits, expected, count = sums.tolist()
-    return hits / max(count, 1.0), expected / max(count, 1.0)
+    hits, probability, count = sums.tolist()
+    return hits / max(count, 1.0), probability / max(count, 1.0)
 
 
-def _shaped(target: Tensor, values: Tensor, name: str) -> Tensor:
+def _reshape(target: Tensor, values: Tensor, name: str) -> Tensor:
     """The target in the shape of ``values``, which may differ in axes of length 1 alone.
 
     Raises:
@@ -147,13 +146,13 @@ def _shaped(target: Tensor, values: Tensor, name: str) -> Tensor:
 
 def _binary(output: Any, target: Tensor) -> Tensor:
     logits = prediction(output)
-    truth = _shaped(target.to(logits.dtype), logits, "binary_cross_entropy")
+    truth = _reshape(target.to(logits.dtype), logits, "binary_cross_entropy")
     return F.binary_cross_entropy_with_logits(logits, truth)
 
 
 def _binary_sums(output: Any, target: Tensor) -> Tensor:
     logits = prediction(output).float()
-    truth = _shaped(target, logits, "binary_cross_entropy") > 0.5
+    truth = _reshape(target, logits, "binary_cross_entropy") > 0.5
     right = torch.where(truth, logits, -logits)
     count = torch.tensor(float(right.numel()), dtype=torch.float64, device=logits.device)
     return torch.stack([(right > 0).double().sum(), right.sigmoid().double().sum(), count])
@@ -162,7 +161,7 @@ def _binary_sums(output: Any, target: Tensor) -> Tensor:
 def _regression(function: Callable[[Tensor, Tensor], Tensor], name: str) -> Loss:
     def loss(output: Any, target: Tensor) -> Tensor:
         values = prediction(output)
-        return function(values, _shaped(target.to(values.dtype), values, name))
+        return function(values, _reshape(target.to(values.dtype), values, name))
 
     return loss
 
@@ -170,17 +169,17 @@ def _regression(function: Callable[[Tensor, Tensor], Tensor], name: str) -> Loss
 def _square_sums(output: Any, target: Tensor) -> Tensor:
     """Squared errors, squares and sums of the targets, and their number, per output: ``[4, D]``."""
     values = prediction(output).double()
-    truth = _shaped(target.double(), values, "the score")
+    truth = _reshape(target.double(), values, "the score")
     values, truth = (x.reshape(len(x), -1) for x in (values, truth))
     ones = torch.ones_like(truth)
     parts = (values - truth).square(), truth.square(), truth, ones
     return torch.stack([part.sum(0) for part in parts])
 
 
-def _explained(sums: Tensor) -> tuple[float | None, float]:
+def _r_squared(sums: Tensor) -> tuple[float | None, float]:
     errors, squares, total, count = sums
-    spread = squares - total.square() / count
-    return None, float(1.0 - errors.sum() / spread.sum().clamp(min=1e-12))
+    deviations = squares - total.square() / count
+    return None, float(1.0 - errors.sum() / deviations.sum().clamp(min=1e-12))
 
 
 def _own_loss(output: Any, target: Any) -> Tensor:
@@ -195,9 +194,9 @@ def _own_loss(output: Any, target: Any) -> Tensor:
 OBJECTIVES = {
     "cross_entropy": Objective("cross_entropy", _cross_entropy, _class_sums, _share, True),
     "binary_cross_entropy": Objective("binary_cross_entropy", _binary, _binary_sums, _share),
-    "mse": Objective("mse", _regression(F.mse_loss, "mse"), _square_sums, _explained),
-    "l1": Objective("l1", _regression(F.l1_loss, "l1"), _square_sums, _explained),
-    "huber": Objective("huber", _regression(F.huber_loss, "huber"), _square_sums, _explained),
+    "mse": Objective("mse", _regression(F.mse_loss, "mse"), _square_sums, _r_squared),
+    "l1": Objective("l1", _regression(F.l1_loss, "l1"), _square_sums, _r_squared),
+    "huber": Objective("huber", _regression(F.huber_loss, "huber"), _square_sums, _r_squared),
     "model": Objective("model", _own_loss),
 }
 """Losses by name. ``model`` is the loss that a dict output contains."""
@@ -308,42 +307,42 @@ class Evaluator:
                 what it needs of several batches cannot be joined.
         """
         total, count, sums = 0.0, 0, None
-        gathered: list[tuple[Any, Any]] = []
+        pairs: list[tuple[Any, Any]] = []
         gathers = self.metric is not None and not hasattr(self.metric, "update")
-        with undisturbed(self.loader), evaluating(self.model), torch.no_grad():
+        with evaluating(self.model, self.loader):
             for batch in self.loader:
-                inputs, target = moved(self.unpack(batch), self.device)
+                inputs, target = to_device(self.unpack(batch), self.device)
                 with autocast(self.device, self.amp_dtype):
                     output = call(self.model, inputs)
                     loss = self.objective.loss(output, target)
                 samples = sample_count(inputs)
                 total, count = total + float(loss) * samples, count + samples
                 if self.objective.sums is not None:
-                    found = self.objective.sums(output, target)
-                    sums = found if sums is None else sums + found
+                    batch_sums = self.objective.sums(output, target)
+                    sums = batch_sums if sums is None else sums + batch_sums
                 if gathers:
-                    gathered.append((moved(self._predicted(output), CPU), moved(target, CPU)))
+                    pairs.append(to_device((self._metric_input(output), target), CPU))
                 elif self.metric is not None:
-                    self.metric.update(self._predicted(output), target)
+                    self.metric.update(self._metric_input(output), target)
         if count == 0:
             raise UsageError("validation_loader: it yields no batch; give one that does")
-        return self._result(total / count, sums, self._metric_value(gathered))
+        return self._result(total / count, sums, self._metric_value(pairs))
 
-    def _predicted(self, output: Any) -> Any:
+    def _metric_input(self, output: Any) -> Any:
         """What the metric gets of an output: the prediction, or a whole dict that names none."""
         named_loss = self.objective.sums is not None
-        whole = isinstance(output, Mapping) and not any(key in output for key in OUTPUTS)
-        return output if whole and not named_loss else prediction(output)
+        unknown_keys = isinstance(output, Mapping) and not any(key in output for key in OUTPUTS)
+        return output if unknown_keys and not named_loss else prediction(output)
 
-    def _metric_value(self, gathered: list[tuple[Any, Any]]) -> float | None:
+    def _metric_value(self, pairs: list[tuple[Any, Any]]) -> float | None:
         if self.metric is None:
             return None
-        if not gathered:
+        if not pairs:
             value = float(self.metric.compute())
             self.metric.reset()
             return value
-        predictions, targets = zip(*gathered, strict=True)
-        return float(self.metric(_joined(predictions), _joined(targets)))
+        predictions, targets = zip(*pairs, strict=True)
+        return float(self.metric(_join(predictions), _join(targets)))
 
     def _result(self, loss: float, sums: Tensor | None, metric: float | None) -> Validation:
         accuracy = None
@@ -356,7 +355,7 @@ class Evaluator:
         return Validation(loss, score, accuracy, metric)
 
 
-def _joined(parts: list[Any] | tuple[Any, ...]) -> Any:
+def _join(parts: list[Any] | tuple[Any, ...]) -> Any:
     """Predictions or targets of all batches as one, see ``Metric``.
 
     Raises:
@@ -368,20 +367,20 @@ def _joined(parts: list[Any] | tuple[Any, ...]) -> Any:
             return torch.cat(parts) if first.ndim else torch.stack(parts)
         if isinstance(first, Mapping):
             if any(part.keys() != first.keys() for part in parts):
-                raise _not_joined("their keys differ")
-            return {key: _joined([part[key] for part in parts]) for key in first}
+                raise _join_error("their keys differ")
+            return {key: _join([part[key] for part in parts]) for key in first}
         if isinstance(first, tuple | list) and not isinstance(first, PackedSequence):
-            return rebuilt(first, [_joined(each) for each in zip(*parts, strict=True)])
+            return rebuilt(first, [_join(each) for each in zip(*parts, strict=True)])
     except UsageError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        raise _not_joined(first_line(error)) from error
+        raise _join_error(first_line(error)) from error
     if any(part is not None for part in parts):
-        raise _not_joined(f"one is a {type(first).__name__}")
+        raise _join_error(f"one is a {type(first).__name__}")
     return None
 
 
-def _not_joined(reason: str) -> UsageError:
+def _join_error(reason: str) -> UsageError:
     return UsageError(
         f"metric: predictions or targets of the batches cannot be joined ({reason}); give an "
         "object with update and compute"

@@ -26,10 +26,9 @@ from esper.own_models.samples import (
     Unpack,
     buffers_kept,
     call,
-    evaluating,
     modes_kept,
-    moved,
-    undisturbed,
+    random_state_kept,
+    to_device,
     unpack,
 )
 from esper.tamiyo.baselines import Actor
@@ -118,10 +117,10 @@ def compared_names(kind: type) -> tuple[str, ...]:
     return tuple(f.name for f in fields(kind) if not about(f).on_resume)
 
 
-COMPARED = compared_names(GrowOptions)
+COMPARED_NAMES = compared_names(GrowOptions)
 
 
-def to_resume(options: GrowOptions, names: Sequence[str] = COMPARED) -> dict[str, Any]:
+def to_resume(options: GrowOptions, names: Sequence[str] = COMPARED_NAMES) -> dict[str, Any]:
     """The options called ``names`` as plain values."""
     return {name: _plain(getattr(options, name)) for name in names}
 
@@ -204,10 +203,10 @@ def check_types(options: GrowOptions) -> None:
                 f"as in {name}=lambda {source}: ..."
             )
     metric, callbacks, policy = options.metric, options.callbacks, options.policy
-    updated = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
+    accumulates = all(hasattr(metric, name) for name in ("update", "compute", "reset"))
     if isinstance(metric, type):
         raise UsageError(f"metric: got the class {metric.__name__}; give an instance of it")
-    if metric is not None and not callable(metric) and not updated:
+    if metric is not None and not callable(metric) and not accumulates:
         raise UsageError(
             f"metric: got {metric!r}; give a function of predictions and targets, or an object "
             "with update, compute and reset"
@@ -262,17 +261,18 @@ def check_batch(
     Raises:
         UsageError: module or loss fails, or the loss is no scalar.
     """
-    mode = modes_kept if name == "train_loader" else evaluating
     with (
-        undisturbed(),
+        random_state_kept(),
         buffers_kept(model),
-        mode(model),
+        modes_kept(model),
         torch.no_grad(),
         autocast(device, options.amp_dtype),
     ):
-        if name == "train_loader" and not model.training:
+        if name != "train_loader":
+            model.eval()
+        elif not model.training:
             model.train()  # else parts in evaluation mode stay there, as in training
-        inputs, target = moved(options.unpack(batch), device)
+        inputs, target = to_device(options.unpack(batch), device)
         try:
             loss = goal.loss(call(model, inputs), target)
         except UsageError:
@@ -327,10 +327,10 @@ def check_model(model: nn.Module) -> None:
         raise UsageError(
             "model: it is scripted, and seeds need a module; give the nn.Module itself"
         )
-    compiled = hasattr(model, "_orig_mod") or any(
+    is_compiled = hasattr(model, "_orig_mod") or any(
         getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
     )
-    if compiled:
+    if is_compiled:
         raise UsageError(
             "model: it is compiled, and compiled code does not see new seeds; give the module "
             "itself and compile the result"

@@ -69,9 +69,9 @@ def unpack_whole(batch: Any) -> tuple[Any, Any]:
     return batch, next((batch[key] for key in TARGETS if key in batch), None)
 
 
-def unpack_for(loss: object, given: Unpack) -> Unpack:
-    """How batches are split: as ``given``, or whole if the module computes its own loss."""
-    return unpack_whole if loss == "model" and given is unpack else given
+def unpack_for(loss: object, function: Unpack) -> Unpack:
+    """How batches are split: as ``function`` does, or whole if the module computes its own loss."""
+    return unpack_whole if loss == "model" and function is unpack else function
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -112,22 +112,22 @@ def prediction(output: Any) -> Any:
     if isinstance(output, tuple):
         return output[0]
     if not isinstance(output, Tensor):
-        named = next((key for key in OUTPUTS if hasattr(output, key)), None)
-        return output if named is None else getattr(output, named)
+        key = next((key for key in OUTPUTS if hasattr(output, key)), None)
+        return output if key is None else getattr(output, key)
     return output
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """``value`` with what it holds on ``device``.
 
     Tensors in nested tuples, lists and dicts are moved, and so is every other value with a method
     ``to``, such as a ``PackedSequence``; the rest stays as it is.
     """
 
-    def other(x: Any) -> Any:
+    def move(x: Any) -> Any:
         return x.to(device) if callable(getattr(x, "to", None)) else x
 
-    return mapped(value, lambda x: x.to(device, non_blocking=True), other)
+    return map_leaves(value, lambda x: x.to(device, non_blocking=True), move)
 
 
 def first_samples(value: Any, count: int, total: int) -> Any:
@@ -143,19 +143,19 @@ def first_samples(value: Any, count: int, total: int) -> Any:
     def cut(x: Any) -> Any:
         return x[:count] if x.ndim and len(x) == total else x
 
-    def other(x: Any) -> Any:
+    def cut_packed(x: Any) -> Any:
         if not isinstance(x, PackedSequence) or sample_count(x) != total:
             return x
         padded, lengths = pad_packed_sequence(x, batch_first=True)
         # Without indices the sequences were given from long to short, and so are the first ones.
-        ordered = x.sorted_indices is None
-        return pack_padded_sequence(padded[:count], lengths[:count], True, ordered)
+        descending = x.sorted_indices is None
+        return pack_padded_sequence(padded[:count], lengths[:count], True, descending)
 
-    return mapped(value, cut, other)
+    return map_leaves(value, cut, cut_packed)
 
 
-def mapped(
-    value: Any, change: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda x: x
+def map_leaves(
+    value: Any, change: Callable[[Tensor], Any], change_other: Callable[[Any], Any] = lambda x: x
 ) -> Any:
     """``value`` with its leaves replaced, those of nested tuples, lists and dicts.
 
@@ -163,15 +163,15 @@ def mapped(
         value: a tensor, another value, or tuples (also with names), lists and dicts of such. A
             ``PackedSequence`` is a leaf.
         change: what takes the place of a tensor.
-        other: what takes the place of another value.
+        change_other: what takes the place of another value.
     """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: mapped(x, change, other) for key, x in value.items()}
+        return {key: map_leaves(x, change, change_other) for key, x in value.items()}
     if isinstance(value, tuple | list) and not isinstance(value, PackedSequence):
-        return rebuilt(value, [mapped(x, change, other) for x in value])
-    return other(value)
+        return rebuilt(value, [map_leaves(x, change, change_other) for x in value])
+    return change_other(value)
 
 
 def rebuilt(like: Any, parts: list[Any]) -> Any:
@@ -234,7 +234,7 @@ def first_batch(loader: Iterable[Any], name: str) -> Any:
         raise UsageError(
             f"{name}: it can be read only once; give a DataLoader or a list of batches"
         )
-    with undisturbed(loader):
+    with random_state_kept(loader):
         for batch in loader:
             return batch
     raise UsageError(f"{name}: it yields no batch; give one that does")
@@ -252,22 +252,44 @@ def loader_generators(loaders: Iterable[object]) -> list[torch.Generator]:
     return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
+def random_state(loaders: Iterable[object]) -> dict[str, Any]:
+    """The states of torch's, numpy's and python's generators, and of those of the loaders."""
+    arrays: Any = np.random.get_state()
+    name, keys, *positions = arrays
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *positions),
+        "python": random.getstate(),
+        "loaders": [generator.get_state() for generator in loader_generators(loaders)],
+    }
+
+
+def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
+    """The inverse of ``random_state``."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *positions = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *positions))
+    random.setstate(state["python"])
+    for generator, generator_state in zip(
+        loader_generators(loaders), state["loaders"], strict=True
+    ):
+        generator.set_state(generator_state)
+
+
 @contextmanager
-def undisturbed(loader: object = None) -> Iterator[None]:
+def random_state_kept(loader: object = None) -> Iterator[None]:
     """Restore the random numbers of torch, numpy and python, and those of ``loader``, afterwards.
 
     What is measured besides training must not shift the order of its data, nor its dropout.
     """
-    states = [(generator, generator.get_state()) for generator in loader_generators([loader])]
-    python, arrays = random.getstate(), np.random.get_state()
+    state = random_state([loader])
     try:
-        with torch.random.fork_rng():
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(arrays)
-        for generator, state in states:
-            generator.set_state(state)
+        set_random_state(state, [loader])
 
 
 @contextmanager
@@ -300,8 +322,8 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules in evaluation mode, and afterwards each in its own mode again."""
-    with modes_kept(model):
+def evaluating(model: nn.Module, loader: object = None) -> Iterator[None]:
+    """Evaluation mode, without gradients; afterwards modes and random numbers are as before."""
+    with random_state_kept(loader), modes_kept(model), torch.no_grad():
         model.eval()
         yield

@@ -1,12 +1,10 @@
 """Reading and rebuilding a grown module, and the file from which ``grow`` resumes."""
 
 import io
-import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -15,7 +13,6 @@ from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, strip
-from esper.own_models.samples import loader_generators
 
 
 def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
@@ -75,11 +72,11 @@ def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Refuse a state whose names or shapes are not those of ``model``, before anything is
     loaded."""
 
-    def shapes(named: Mapping[str, Any]) -> dict[str, object]:
-        return {name: getattr(value, "shape", None) for name, value in named.items()}
+    def shapes(tensors: Mapping[str, Any]) -> dict[str, object]:
+        return {name: getattr(value, "shape", None) for name, value in tensors.items()}
 
-    own, given = shapes(model.state_dict()), shapes(state)
-    differing = [name for name in own | given if own.get(name, 0) != given.get(name, 0)]
+    of_model, of_state = shapes(model.state_dict()), shapes(state)
+    differing = [n for n in of_model | of_state if of_model.get(n, 0) != of_state.get(n, 0)]
     if differing:
         raise UsageError(
             f"load_grown: {differing[0]!r} of the state does not fit {type(model).__name__} "
@@ -112,9 +109,9 @@ def write(path: Path, checkpoint: dict[str, Any]) -> None:
     try:
         replace_synced(path, content.getvalue())
     except OSError as error:
-        kept = "; the file of the epoch before stays" if path.exists() else ""
+        note = "; the file of the epoch before stays" if path.exists() else ""
         raise UsageError(
-            f"checkpoint: cannot write {path} ({error.strerror}){kept}; make room and start again"
+            f"checkpoint: cannot write {path} ({error.strerror}){note}; make room and start again"
         ) from error
 
 
@@ -153,30 +150,3 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
                 "another file"
             )
     return checkpoint
-
-
-def random_state(loaders: Iterable[object]) -> dict[str, Any]:
-    """The states of torch's, numpy's and python's generators, and of those of the loaders."""
-    arrays: Any = np.random.get_state()
-    name, keys, *rest = arrays
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
-        "python": random.getstate(),
-        "loaders": [generator.get_state() for generator in loader_generators(loaders)],
-    }
-
-
-def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
-    """The inverse of ``random_state``."""
-    torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    random.setstate(state["python"])
-    for generator, generator_state in zip(
-        loader_generators(loaders), state["loaders"], strict=True
-    ):
-        generator.set_state(generator_state)

@@ -67,14 +67,14 @@ def find_slots(
     traces = walk(model, run)
     probe(traces.values(), run)
     if names is not None:
-        carriers = [_named(model, traces, name) for name in names]
+        carriers = [_carrier_of(model, traces, name) for name in names]
         double = Counter(t.name for t in carriers).most_common(1)[0]
         if double[1] > 1:
             raise UsageError(f"slots: {double[0]!r} is named twice; name it once")
     else:
         markers = [t for t in traces.values() if isinstance(t.module, Slot)]
-        carriers = [_named(model, traces, t.name) for t in markers] or _found(model, traces)
-    carriers.sort(key=lambda t: t.place)
+        carriers = [_carrier_of(model, traces, t.name) for t in markers] or _search(model, traces)
+    carriers.sort(key=lambda t: t.position)
     return tuple(_spec(t, (i + 1) / len(carriers)) for i, t in enumerate(carriers))
 
 
@@ -95,10 +95,10 @@ def _problem(carrier: ModuleTrace) -> str:
     """Why there cannot be a seed behind a module that would carry it, or an empty string."""
     if isinstance(carrier.module, nn.Sequential):
         return "is a Sequential with a forward pass of its own"
-    return carrier.reason or unsupported(carrier)
+    return carrier.reason or objection(carrier)
 
 
-def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> ModuleTrace:
+def _carrier_of(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> ModuleTrace:
     modules = dict(model.named_modules(remove_duplicate=False))
     if not name or name not in modules:
         hint = suggestion(name, traces, "`print(model)` shows the names")
@@ -107,39 +107,39 @@ def _named(model: nn.Module, traces: dict[str, ModuleTrace], name: str) -> Modul
     if problem := _problem(carrier):
         raise UsageError(f"slots: {carrier.name!r} {problem}; name another module")
     marker = carrier.module
-    if isinstance(marker, Slot) and marker.channels != (found := channels(carrier)):
+    if isinstance(marker, Slot) and marker.channels != (count := channels(carrier)):
         raise UsageError(
             f"slots: {carrier.name!r} is esper.Slot({marker.channels}), but its activation has "
-            f"{found} channels; write esper.Slot({found})"
+            f"{count} channels; write esper.Slot({count})"
         )
     return carrier
 
 
-def _found(model: nn.Module, traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
+def _search(model: nn.Module, traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
     """The slots of a module without names or markers: the coarsest kind that has two places."""
     # The last layer makes a prediction, as others may: a seed behind it would read the prediction.
-    last = max((t.place for t in traces.values() if t.calls and t.is_layer), default=0)
+    last = max((t.position for t in traces.values() if t.calls and t.is_layer), default=0)
     best: list[ModuleTrace] = []
-    for places in (_repeated(traces), _stages(traces), _layers(traces)):
-        carriers = {t.name: t for t in (_carrier(each.module, traces) for each in places)}
-        before = (t for t in carriers.values() if t.place < last and not t.predicts)
-        usable = sorted((t for t in before if not _problem(t)), key=lambda t: t.place)
-        best = max(best, usable, key=lambda found: min(len(found), 2))
+    for modules in (_repeated_blocks(traces), _stages(traces), _layers(traces)):
+        carriers = {t.name: t for t in (_carrier(each.module, traces) for each in modules)}
+        before = (t for t in carriers.values() if t.position < last and not t.predicts)
+        usable = sorted((t for t in before if not _problem(t)), key=lambda t: t.position)
+        best = max(best, usable, key=lambda slots: min(len(slots), 2))
     if not best:
         raise UsageError(
             f"slots: found no place for a seed in {type(model).__name__}: no module that is called "
             "once returns [B, C, H, W], [B, T, C] or [B, F] before the last layer; name one"
         )
-    return _spread(best)
+    return _select_evenly(best)
 
 
-def _spread(usable: list[ModuleTrace]) -> list[ModuleTrace]:
+def _select_evenly(usable: list[ModuleTrace]) -> list[ModuleTrace]:
     """At most ``MAX_SLOTS`` of the places, at equal distances, always with the last."""
     count = min(len(usable), MAX_SLOTS)
     return [usable[round((i + 1) * len(usable) / count) - 1] for i in range(count)]
 
 
-def _repeated(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
+def _repeated_blocks(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
     """The outermost blocks of a class that occurs more than once."""
     blocks = [t for t in traces.values() if _is_block(t)]
     blocks = [t for t in blocks if not isinstance(t.module, nn.Sequential)]
@@ -170,7 +170,7 @@ def _layers(traces: dict[str, ModuleTrace]) -> list[ModuleTrace]:
     """The last norm or activation function behind each layer, else the layer itself."""
     usable = [t for t in traces.values() if not t.reason]
     groups: list[ModuleTrace] = []
-    for each in sorted(usable, key=lambda t: t.place):
+    for each in sorted(usable, key=lambda t: t.position):
         if isinstance(each.module, _GROUP_STARTS):
             groups.append(each)
         elif isinstance(each.module, _GROUP_ENDS) and groups:
@@ -188,11 +188,7 @@ def _spec(each: ModuleTrace, depth: float) -> SlotSpec:
     return SlotSpec(each.name, channels(each), size, depth, family, accepts)
 
 
-_CHANNELS_FIRST = (
-    nn.modules.conv._ConvNd,
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-)
+_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 """Layers whose input and output have their channels on axis 1."""
 _CHANNELS_LAST = (nn.Linear, nn.Embedding, nn.RNNBase)
 _OUTPUTS = ("out_channels", "num_features", "num_channels", "out_features", "embedding_dim")
@@ -214,7 +210,7 @@ def channels(each: ModuleTrace) -> int:
     return each.shape[1] if layout(each) == "conv" else each.shape[-1]
 
 
-def unsupported(each: ModuleTrace) -> str:
+def objection(each: ModuleTrace) -> str:
     """Why no seed reads the activation of a module, or an empty string."""
     assert each.shape is not None
     if len(each.shape) == 3 and _channel_axis(each) == 1:
@@ -267,10 +263,10 @@ def _features(module: nn.Module, attributes: tuple[str, ...]) -> int | None:
         width = module.proj_size or module.hidden_size
         return 2 * width if module.bidirectional else width
     for name in attributes:
-        if isinstance(found := getattr(module, name, None), int):
-            return found
-    normalized = getattr(module, "normalized_shape", None)
-    return normalized[-1] if isinstance(normalized, tuple | list) and normalized else None
+        if isinstance(size := getattr(module, name, None), int):
+            return size
+    shape = getattr(module, "normalized_shape", None)
+    return shape[-1] if isinstance(shape, tuple | list) and shape else None
 
 
 def _known_axis(module: nn.Module) -> int | None:

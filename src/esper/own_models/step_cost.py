@@ -19,12 +19,12 @@ from esper.own_models.samples import (
     buffers_kept,
     call,
     first_samples,
+    random_state_kept,
     sample_count,
-    undisturbed,
 )
 from esper.runtime.tasks import Task
 
-FEW, MORE = 2, 4
+FEWEST, MORE = 2, 4
 """Samples of the two batches; BatchNorm needs two."""
 REPEATS, MAX_REPEATS, SECONDS = 3, 15, 1.5
 """Minimum and maximum number of steps of each batch, and seconds after which no more are taken.
@@ -43,15 +43,15 @@ class Cost:
     activations: float
     seconds: float
 
-    def at(self, samples: int, other: "Cost", few: int, more: int) -> "Cost":
-        """The cost of ``samples``, on the line through this, of ``few``, and ``other``, of more."""
-        if more == few:
+    def at(self, samples: int, last: "Cost", count: int, more: int) -> "Cost":
+        """The cost of ``samples``: on the line through this, of ``count``, and ``last``."""
+        if more == count:
             return self
 
         def line(a: float, b: float) -> float:
-            return max(a, a + (b - a) / (more - few) * (samples - few))
+            return max(a, a + (b - a) / (more - count) * (samples - count))
 
-        return Cost(line(self.activations, other.activations), line(self.seconds, other.seconds))
+        return Cost(line(self.activations, last.activations), line(self.seconds, last.seconds))
 
 
 def predicted_cost(
@@ -66,7 +66,7 @@ def predicted_cost(
         objective: the loss.
         samples: number of samples to predict.
     """
-    few, more = min(FEW, samples), min(MORE, samples)
+    fewest, more = min(FEWEST, samples), min(MORE, samples)
     total = sample_count(inputs)
 
     def step(count: int) -> Cost:
@@ -74,13 +74,13 @@ def predicted_cost(
         return step_cost(model, *some, objective)
 
     # The first step allocates and chooses algorithms.
-    step(few)
+    step(fewest)
     pairs: list[tuple[Cost, Cost]] = []
     begun = perf_counter()
     while len(pairs) < REPEATS or (len(pairs) < MAX_REPEATS and perf_counter() - begun < SECONDS):
-        pairs.append((step(few), step(more)))
+        pairs.append((step(fewest), step(more)))
     least, most = (min(costs, key=lambda cost: cost.seconds) for costs in zip(*pairs, strict=True))
-    return least.at(samples, most, few, more)
+    return least.at(samples, most, fewest, more)
 
 
 def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) -> Cost:
@@ -101,13 +101,13 @@ def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) 
         torch.autograd.grad(loss, parameters, allow_unused=True)
 
     begun = perf_counter()
-    unchanged(model, run)
+    call_and_restore(model, run)
     return Cost(float(sum(storages.values())), perf_counter() - begun)
 
 
-def unchanged(model: nn.Module, run: Callable[[], None]) -> None:
+def call_and_restore(model: nn.Module, run: Callable[[], None]) -> None:
     """Call ``run`` and undo what it does to the module's buffers and to random numbers."""
-    with undisturbed(), buffers_kept(model):
+    with random_state_kept(), buffers_kept(model):
         run()
 
 

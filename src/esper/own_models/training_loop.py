@@ -28,7 +28,15 @@ from esper.own_models.grafted_model import (
 from esper.own_models.growth_result import GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
 from esper.own_models.options import GrowOptions, to_resume
-from esper.own_models.samples import Unpack, call, moved, sample_count, unpack
+from esper.own_models.samples import (
+    Unpack,
+    call,
+    random_state,
+    sample_count,
+    set_random_state,
+    to_device,
+    unpack,
+)
 from esper.tamiyo.baselines import Actor
 
 PER_BATCH = (OneCycleLR, CyclicLR)
@@ -65,11 +73,10 @@ class Training:
     _eval_modules: list[nn.Module] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        scaled = self.amp_dtype == torch.float16 and self.device.type == "cuda"
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        needs_scale = self.amp_dtype == torch.float16 and self.device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scale)
         if self.model.training:
-            # Parts that the user put in evaluation mode, such as a pretrained BatchNorm, stay
-            # there.
+            # Parts that the user put in evaluation mode, as a pretrained BatchNorm, stay there.
             self._eval_modules = [module for module in self.model.modules() if not module.training]
 
     def epoch(self) -> float:
@@ -86,7 +93,7 @@ class Training:
             module.training = False
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         for batch in self.loader:
-            inputs, target = moved(self.unpack(batch), self.device)
+            inputs, target = to_device(self.unpack(batch), self.device)
             self.optimizer.zero_grad()
             with autocast(self.device, self.amp_dtype):
                 loss = self.objective.loss(call(self.model, inputs), target)
@@ -128,12 +135,12 @@ class Training:
             "scaler": self.scaler.state_dict(),
         }
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, content: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self.optimizer.load_state_dict(content["optimizer"])
         if self.scheduler is not None:
-            self.scheduler.load_state_dict(saved["scheduler"])
-        self.scaler.load_state_dict(saved["scaler"])
+            self.scheduler.load_state_dict(content["scheduler"])
+        self.scaler.load_state_dict(content["scaler"])
 
 
 def _state_of(scheduler: LRScheduler) -> dict[str, Any]:
@@ -224,7 +231,7 @@ class Attempts:
         if self.path is not None:
             saving.check_folder(self.path)
             checkpoint = saving.read(self.path, settings)
-        random = saving.random_state(recipe.loaders)
+        random = random_state(recipe.loaders)
         self._checkpoint: dict[str, Any] = checkpoint or {
             "settings": settings,
             "initial": copied_state(initial) if self._keeps else None,
@@ -235,7 +242,7 @@ class Attempts:
             "variants": {},
         }
         if checkpoint is not None:
-            saving.set_random_state(checkpoint["random"], recipe.loaders)
+            set_random_state(checkpoint["random"], recipe.loaders)
 
     def best(
         self, name: str, model: nn.Module, policy: str | Actor, validate: Evaluator
@@ -259,7 +266,7 @@ class Attempts:
                 if self._keeps:
                     strip(model).load_state_dict(checkpoint["initial"])
                 if number == 0:
-                    saving.set_random_state(checkpoint["begun"], self.recipe.loaders)
+                    set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
                 epoch = len(state["growth"]["history"])
                 report(f"resuming after epoch {epoch} from {self.path}")
@@ -311,7 +318,7 @@ class Attempts:
             growth.load_state_dict(state["growth"])
             model.load_state_dict(state["model"])
             training.load_state_dict(state["training"])
-            saving.set_random_state(self._checkpoint["random"], recipe.loaders)
+            set_random_state(self._checkpoint["random"], recipe.loaders)
         begun = monotonic()
         for _ in range(len(growth.history), options.epochs):
             loss = training.epoch()
@@ -344,5 +351,5 @@ class Attempts:
         """Write the checkpoint."""
         self._checkpoint["scale"] = validate.scale.first
         if self.path is not None:
-            self._checkpoint["random"] = saving.random_state(self.recipe.loaders)
+            self._checkpoint["random"] = random_state(self.recipe.loaders)
             saving.write(self.path, self._checkpoint)

@@ -47,60 +47,60 @@ def check(arguments: list[str]) -> int:
     Raises:
         UsageError: something does not fit, or the file has neither.
     """
-    given = parse(CheckArguments, "esper tasks check", arguments)
-    if given.data is not None or names_function(given.file):
-        return _check_model(given)
-    known = set(TASKS)
-    load(given.file)
-    names = [name for name in TASKS if name not in known]
+    settings = parse(CheckArguments, "esper tasks check", arguments)
+    if settings.data is not None or names_function(settings.file):
+        return _check_model(settings)
+    earlier_names = set(TASKS)
+    load(settings.file)
+    names = [name for name in TASKS if name not in earlier_names]
     if not names:
-        if all(hasattr(module(given.file), name) for name in (MODEL, LOADERS)):
-            return _check_model(given)
+        if all(hasattr(module(settings.file), name) for name in (MODEL, LOADERS)):
+            return _check_model(settings)
         raise UsageError(
-            f"plugin: {given.file} has no task; write one with @task, or the functions {MODEL} and "
-            f"{LOADERS}, or name your model, {given.file}:NAME"
+            f"plugin: {settings.file} has no task; write one with @task, or the functions {MODEL} "
+            f"and {LOADERS}, or name your model, {settings.file}:NAME"
         )
     console = Console()
     for task in find_all(names):
         with console.status(f"trying {task.name}"):
-            found = try_task(task.with_split(given.split_seed))
-        console.print(Text(_lines(task, found)), soft_wrap=True)
+            trial = try_task(task.with_split(settings.split_seed))
+        console.print(Text(_lines(task, trial)), soft_wrap=True)
     return 0
 
 
-def _check_model(given: CheckArguments) -> int:
+def _check_model(settings: CheckArguments) -> int:
     """Check a model of the user's own.
 
     Raises:
         UsageError: it does not fit; the report says why.
     """
-    own = find_own(given.file, given.data)
-    recipe = own.recipe(given.epochs)
-    loaders = own.loaders()
-    others = {"validation": loaders.validation, "test": loaders.test}
+    source = find_own(settings.file, settings.data)
+    recipe = source.recipe(settings.epochs)
+    loaders = source.loaders()
+    held_back = {"validation": loaders.validation, "test": loaders.test}
     report = check_model(
-        own.build(),
+        source.build(),
         loaders.train,
-        epochs=given.epochs,
-        held_back={name: each for name, each in others.items() if each is not None},
+        epochs=settings.epochs,
+        held_back={name: each for name, each in held_back.items() if each is not None},
         **{name: recipe[name] for name in ("slots", "unpack") if name in recipe},
-        loss=given.loss or recipe.get("loss", "cross_entropy"),
+        loss=settings.loss or recipe.get("loss", "cross_entropy"),
     )
     if not report.ok:
-        raise UsageError(f"{own.model}: {report.problems[0]}")
+        raise UsageError(f"{source.model}: {report.problems[0]}")
     return 0
 
 
-def _lines(task: Task, found: TaskTrial) -> str:
-    data, world = found.data, WorldConfig()
+def _lines(task: Task, trial: TaskTrial) -> str:
+    data, world = trial.data, WorldConfig()
     sizes = " / ".join(
         f"{len(labels):,}"
         for labels in (data.train_labels, data.validation_labels, data.test_labels)
     )
     steps = world.rounds * world.envs * task.episode_length
     memory = "not known on this system"
-    if found.bytes is not None:
-        mebibytes = found.bytes / 2**20
+    if trial.bytes is not None:
+        mebibytes = trial.bytes / 2**20
         total = f"{world.envs * mebibytes:.0f} MiB for {world.envs}"
         memory = f"{mebibytes:.1f} MiB per environment, {total}"
     lines = [
@@ -111,12 +111,12 @@ def _lines(task: Task, found: TaskTrial) -> str:
             "horizon",
             f"{task.episode_length} steps of {task.max_batches} minibatches of {task.batch_size}",
         ),
-        ("tried", f"every blueprint in every slot and style; backend {found.backend}"),
+        ("tried", f"every blueprint in every slot and style; backend {trial.backend}"),
         ("memory", f"{memory}, with the largest seed in every slot"),
         (
             "time",
-            f"{1000 * found.seconds:.2f} ms per environment step on one thread, "
-            f"{duration(steps * found.seconds)} for {world.rounds} rounds of {world.envs} "
+            f"{1000 * trial.seconds:.2f} ms per environment step on one thread, "
+            f"{duration(steps * trial.seconds)} for {world.rounds} rounds of {world.envs} "
             "environments (without the policy)",
         ),
     ]

@@ -11,7 +11,7 @@ import tyro
 
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.laboratory import find_part
-from esper.scripts.flags import documented
+from esper.scripts.flags import help_view
 from esper.scripts.train import flags_of_commands
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -78,8 +78,8 @@ def _any_of(commands: dict[str, Any]) -> Any:
 def _view(home: str | type) -> Any:
     """The type that tyro shows for a command."""
     if isinstance(home, type):
-        return documented(home)
+        return help_view(home)
     module, name = home.split(".")
     if module == LABORATORY:
-        return documented(find_part(name))
-    return documented(getattr(import_module(f"esper.scripts.{module}"), name))
+        return help_view(find_part(name))
+    return help_view(getattr(import_module(f"esper.scripts.{module}"), name))

@@ -27,20 +27,20 @@ def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]
         for name, command in commands.items():
             print(f"  {name:<12}{(command.__doc__ or '').strip().splitlines()[0]}")
         return 0
-    name, *rest = arguments
+    name, *command_arguments = arguments
     if name not in commands:
         hint = suggestion(name, commands, f"choose from {listing}")
         raise UsageError(f"command: {program} has no {name!r}; {hint}")
-    return commands[name](rest)
+    return commands[name](command_arguments)
 
 
 def run_command(command: Command) -> NoReturn:
     """Run a command with the arguments and the streams of this process, and exit."""
     protect_streams()
-    sys.exit(guarded(command, sys.argv[1:]))
+    sys.exit(run_guarded(command, sys.argv[1:]))
 
 
-def guarded(command: Command, arguments: list[str]) -> int:
+def run_guarded(command: Command, arguments: list[str]) -> int:
     """Run a command; a ``UsageError`` becomes one line on stderr and exit status 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -52,7 +52,7 @@ def guarded(command: Command, arguments: list[str]) -> int:
         sys.stdout.flush()
         return status
     except OutputLost as lost:
-        if lost.closed:
+        if lost.broken_pipe:
             return CLOSED_PIPE  # the reader has seen enough
         notice(f"esper: {lost}; make room or write elsewhere")
         return 2

@@ -46,7 +46,7 @@ class EpochProgress:
         self.progress.start()
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
     def started(self, directory: RunDirectory, data: RecordedData, done: int, total: int) -> None:
@@ -82,11 +82,11 @@ def _text(summary: EpochSummary, name: str) -> str:
 def print_epochs(console: Console, summary: OfflineSummary) -> None:
     """Print the table at the end of a run: its first epoch, its last and the one that is kept."""
     if summary.epochs:
-        kept = [epoch for epoch in summary.epochs if epoch.epoch == summary.best]
+        best_epochs = [epoch for epoch in summary.epochs if epoch.epoch == summary.best]
         table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
         table.add_column("mean of a step")
         columns = [("first", summary.epochs[0]), ("last", summary.epochs[-1])]
-        columns += [("kept", epoch) for epoch in kept]
+        columns += [("kept", epoch) for epoch in best_epochs]
         for name, epoch in columns:
             table.add_column(f"{name}: epoch {epoch.epoch}", justify="right")
         for label, metric in _ROWS:

@@ -38,15 +38,15 @@ def parse(command: type[Command], program: str, arguments: list[str]) -> Command
         UsageError: see ``read_flags``; or a required setting is missing, or one is out of range.
         SystemExit: help was asked for and has been printed.
     """
-    given = read_flags(command, program, arguments)
+    settings = read_flags(command, program, arguments)
     for name, f in settings_of(command).items():
-        if f.default is MISSING and name not in given:
-            needed = name if about(f).positional else _flag(name)
+        if f.default is MISSING and name not in settings:
+            argument = name if about(f).positional else _flag(name)
             raise UsageError(
-                f"{name}: {program} needs {needed}; {help_flag(command)} shows all settings"
+                f"{name}: {program} needs {argument}; {help_flag(command)} shows all settings"
             )
-    check_ranges(command, given)
-    return command(**given)
+    check_ranges(command, settings)
+    return command(**settings)
 
 
 def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
         _print_help(command, program, HELP_ALL in arguments)
     parts = _parts(arguments)
     entries = {name: _entry(f) for name, f in settings_of(command).items()}
-    given, rest = _by_tyro(entries, arguments)
-    if rest or () in given.values() or len(given) != len(parts) - (not parts[0]):
+    settings, tail = _by_tyro(entries, arguments)
+    if tail or () in settings.values() or len(settings) != len(parts) - (not parts[0]):
         return _one_by_one(command, program, entries, parts)
-    return given
+    return settings
 
 
 def _print_help(command: type, program: str, complete: bool) -> NoReturn:
@@ -78,7 +78,7 @@ def _print_help(command: type, program: str, complete: bool) -> NoReturn:
         SystemExit: always.
     """
     settings, short = settings_of(command), not complete and _has_short_help(command)
-    view = documented(command, short=short)
+    view = help_view(command, short=short)
     try:
         tyro.cli(view, args=["--help"], prog=program, config=(tyro.conf.OmitArgPrefixes,))
     finally:
@@ -100,14 +100,14 @@ def help_flag(command: type) -> str:
 HELP_ALL = "--help-all"
 
 
-def _entry(f: Field[Any], **documented: Any) -> Any:
+def _entry(f: Field[Any], **texts: Any) -> Any:
     """The type of a field, annotated for tyro."""
     names = (f.name, *about(f).aliases)
     return Annotated[
         bool if bool in options_of(f.type) else f.type,
         *([tyro.conf.Positional] if about(f).positional else []),
         # tyro lists the name after the aliases.
-        tyro.conf.arg(name=names[-1], aliases=[_flag(name) for name in names[:-1]], **documented),
+        tyro.conf.arg(name=names[-1], aliases=[_flag(name) for name in names[:-1]], **texts),
     ]
 
 
@@ -119,7 +119,7 @@ def _dictionary(entries: dict[str, Any], name: str = "", meaning: str | None = N
     return kind
 
 
-def documented(command: type, defaults: Any = None, short: bool = False) -> Any:
+def help_view(command: type, defaults: Any = None, short: bool = False) -> Any:
     """A type for the help text: groups of settings with their descriptions and defaults.
 
     With ``short`` it has the main settings alone.
@@ -130,7 +130,7 @@ def documented(command: type, defaults: Any = None, short: bool = False) -> Any:
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
             if not short or _has_short_help(f.type):
-                entries[f.name] = documented(f.type, f.default_factory(), short)
+                entries[f.name] = help_view(f.type, f.default_factory(), short)
         elif not short or about(f).main:
             default = f.default if defaults is None else getattr(defaults, f.name)
             hint = _hint(f, default)
@@ -146,8 +146,8 @@ def _hint(f: Field[Any], default: Any) -> str:
     text = " ".join(default) if isinstance(default, tuple) else str(default)
     # A command's own default also holds for its Gymnasium tasks.
     gym = about(f).defaults.get("gym") if default == f.default else None
-    others = [] if gym is None else [f"with --gym: {gym}"]
-    return f"(default: {'; '.join([text, *others])})"
+    defaults = [] if gym is None else [f"with --gym: {gym}"]
+    return f"(default: {'; '.join([text, *defaults])})"
 
 
 def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -156,7 +156,7 @@ def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any],
         return {}, words
     try:
         with redirect_stderr(StringIO()):
-            given, rest = tyro.cli(
+            settings, tail = tyro.cli(
                 _dictionary(entries),
                 args=words,
                 add_help=False,
@@ -165,7 +165,7 @@ def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any],
             )
     except SystemExit:
         return {}, words
-    return dict(given), rest
+    return dict(settings), tail
 
 
 def _parts(words: list[str]) -> list[list[str]]:
@@ -183,22 +183,22 @@ def _one_by_one(
     Raises:
         UsageError: see ``read_flags``.
     """
-    given: dict[str, Any] = {}
-    written: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    source_words: dict[str, str] = {}
     for words in parts:
         for name, value in _alone(command, program, entries, words).items():
-            own = settings_of(command)[name]
-            if about(own).positional and name in given:
+            field = settings_of(command)[name]
+            if about(field).positional and name in settings:
                 if not isinstance(value, tuple):
                     raise UsageError(f"{program}: takes one {name}, got {shown(value)} as well")
-                value = given[name] + value
-            elif name in given and given[name] != value:
+                value = settings[name] + value
+            elif name in settings and settings[name] != value:
                 raise UsageError(
-                    f"{name}: {written[name]} and {' '.join(words)} contradict each other; "
+                    f"{name}: {source_words[name]} and {' '.join(words)} contradict each other; "
                     "give one of them"
                 )
-            given[name], written[name] = value, " ".join(words)
-    return given
+            settings[name], source_words[name] = value, " ".join(words)
+    return settings
 
 
 def _alone(
@@ -208,13 +208,13 @@ def _alone(
     fields = settings_of(command)
     positional = {name: entries[name] for name in entries if about(fields[name]).positional}
     if not words or not _FLAG.match(words[0]):
-        given, rest = _by_tyro(positional, words)
-        if words and (rest or not given):
-            takes = "".join(f"one {name}, not" for name in given) or "no"
-            raise UsageError(f"{program}: takes {takes} {shown((rest or words)[0])}; see --help")
-        return given
+        settings, tail = _by_tyro(positional, words)
+        if words and (tail or not settings):
+            takes = "".join(f"one {name}, not" for name in settings) or "no"
+            raise UsageError(f"{program}: takes {takes} {shown((tail or words)[0])}; see --help")
+        return settings
     flag, equals, text = words[0].partition("=")
-    name = _named(command, program, flag)
+    name = _setting_of(command, program, flag)
     flag = flag if flag.startswith("--") else _flag(name)
     kind = fields[name].type
     values = [text] * bool(equals) + words[1:]
@@ -222,17 +222,17 @@ def _alone(
         return {name: None}
     # Joined by =, a value that looks like a flag is parsed as a value.
     words = words if len(values) != 1 else [f"{flag}={values[0]}"]
-    given, rest = _by_tyro(positional | {name: entries[name]}, words)
-    if rest and bool in options_of(kind):
+    settings, tail = _by_tyro(positional | {name: entries[name]}, words)
+    if tail and bool in options_of(kind):
         raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
-    if rest or given[name] == ():
+    if tail or settings[name] == ():
         got = shown(values[0]) if len(values) == 1 else " ".join(values) or "nothing"
         takes = described(kind).replace("null", "None")
         raise UsageError(f"{flag}: must be {takes}, got {got}")
-    return given
+    return settings
 
 
-def _named(command: type, program: str, flag: str) -> str:
+def _setting_of(command: type, program: str, flag: str) -> str:
     """The setting that a flag names; ``--no-NAME`` also names a switch.
 
     Raises:

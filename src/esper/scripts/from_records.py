@@ -24,9 +24,9 @@ def learn_from_records(algorithm: Algorithm, command: type, arguments: list[str]
         command: the dataclass of its flags.
         arguments: the command line.
     """
-    given = read_flags(command, f"esper train {algorithm.name}", arguments)
-    check_ranges(command, given)
-    resume = given.pop("resume", None)
+    flags = read_flags(command, f"esper train {algorithm.name}", arguments)
+    check_ranges(command, flags)
+    resume = flags.pop("resume", None)
 
     from rich.console import Console
 
@@ -36,7 +36,7 @@ def learn_from_records(algorithm: Algorithm, command: type, arguments: list[str]
     from esper.simic.offline.offline_run import learn_offline, resumed_config
 
     kind = algorithm.settings
-    config = kind(**given) if resume is None else resumed_config(kind, resume, given)
+    config = kind(**flags) if resume is None else resumed_config(kind, resume, flags)
     outlive_output()
     console = Console()
     with EpochProgress(console) as progress:

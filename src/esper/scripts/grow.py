@@ -11,7 +11,7 @@ PROGRAM = "esper grow"
 
 def grow(arguments: list[str]) -> int:
     """Grow one network with a policy and export it."""
-    given = parse(GrowArguments, PROGRAM, arguments)
+    settings = parse(GrowArguments, PROGRAM, arguments)
     outlive_output()
-    check_kind(given)
-    return grow_model(given) if given.task is None else grow_task(given)
+    check_kind(settings)
+    return grow_model(settings) if settings.task is None else grow_task(settings)

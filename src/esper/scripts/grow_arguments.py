@@ -105,28 +105,28 @@ WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugi
 """Settings that say what is grown, and where the result goes."""
 
 
-def asked(given: GrowArguments) -> dict[str, Any]:
+def result_settings(settings: GrowArguments) -> dict[str, Any]:
     """The settings with --model on which a result depends, by name."""
     names = [name for name in settings_of(GrowArguments) if name not in (*WHERE, *OF_A_TASK)]
-    return {name: getattr(given, name) for name in names}
+    return {name: getattr(settings, name) for name in names}
 
 
-def options_of(given: GrowArguments) -> dict[str, Any]:
+def options_of(settings: GrowArguments) -> dict[str, Any]:
     """The options of ``esper.grow`` that flags give: all but those left to a recipe."""
-    values = {name: getattr(given, name) for name in option_flags(GrowOptions)}
-    left = recipe_names(GrowOptions)
-    return {name: x for name, x in values.items() if name not in left or x not in (None, ())}
+    values = {name: getattr(settings, name) for name in option_flags(GrowOptions)}
+    entries = recipe_names(GrowOptions)
+    return {name: x for name, x in values.items() if name not in entries or x not in (None, ())}
 
 
-def check_kind(given: GrowArguments) -> None:
+def check_kind(settings: GrowArguments) -> None:
     """Refuse settings of the other kind of growth.
 
     Raises:
         UsageError: neither a model nor a task is named, or both; or a setting has no effect.
     """
-    if given.model is not None and given.task is not None:
+    if settings.model is not None and settings.task is not None:
         raise UsageError("task: --task and --model contradict each other; give one of them")
-    if given.model is None and given.task is None:
+    if settings.model is None and settings.task is None:
         raise UsageError(
             "model: esper grow needs --model FILE.py, or --task with a name that `esper tasks` "
             "lists"
@@ -135,10 +135,10 @@ def check_kind(given: GrowArguments) -> None:
         if name in (*OF_BOTH, "model", "task"):
             continue
         default = None if field.default is MISSING else field.default
-        if getattr(given, name) == default:
+        if getattr(settings, name) == default:
             continue
         of_task = name in OF_A_TASK
-        if of_task != (given.task is not None):
+        if of_task != (settings.task is not None):
             flag = "--" + name.replace("_", "-")
             with_, without = ("--task", "--model") if of_task else ("--model", "--task")
             raise UsageError(f"{name}: {flag} belongs to {with_}; omit it with {without}")

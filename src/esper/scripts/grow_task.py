@@ -15,51 +15,51 @@ from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file, gro
 from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 
 
-def grow_task(given: GrowArguments) -> int:
+def grow_task(settings: GrowArguments) -> int:
     """Grow one host with a policy and export it; the exit status.
 
     Raises:
         UsageError: a setting is wrong, or a file cannot be written.
     """
-    if given.out is None:
+    if settings.out is None:
         raise UsageError("out: esper grow --task needs --out FILE.pt2")
-    _check(given)
-    assert given.task is not None
-    for path in given.plugin:
+    _check(settings)
+    assert settings.task is not None
+    for path in settings.plugin:
         load(path)
-    task = find(given.task)
-    if given.policy is None:
+    task = find(settings.task)
+    if settings.policy is None:
         policy = GrowingPolicy.trained_on(task)
         print(f"policy: {policy.name}")
     else:
-        policy = GrowingPolicy.named(given.policy)
-    split = policy.settings.world.split_seed if given.split_seed is None else given.split_seed
+        policy = GrowingPolicy.named(settings.policy)
+    split = policy.settings.world.split_seed if settings.split_seed is None else settings.split_seed
     task = task.with_split(split)
     if policy.trained_on_other_tasks(task):
-        trained = ", ".join(policy.settings.world.task)
-        print(f"warning: {policy.name} was trained on {trained}; on {task.name} it is untested")
+        task_names = ", ".join(policy.settings.world.task)
+        print(f"warning: {policy.name} was trained on {task_names}; on {task.name} it is untested")
     print(f"{task.name}: {task.host.summary}, {task.host.parameter_count} parameters")
-    greedy = policy.greedy_by_default if given.greedy is None else given.greedy
-    grown = grow_on_task(policy, task, given.seed, greedy)
+    greedy = policy.greedy_by_default if settings.greedy is None else settings.greedy
+    grown = grow_on_task(policy, task, settings.seed, greedy)
     _show(grown)
     if not grown.gain > 0.0:
         print(
             "warning: growth did not pay on test: the grown host is written, not its never-grow "
             "twin; --policy never grows nothing"
         )
-    return _write(given, grown)
+    return _write(settings, grown)
 
 
-def _check(given: GrowArguments) -> None:
+def _check(settings: GrowArguments) -> None:
     """Check before growth what would otherwise fail after it.
 
     Raises:
         UsageError: a file cannot be written, or a library is missing.
     """
-    for name, path, suffix in (("out", given.out, ".pt2"), ("onnx", given.onnx, ".onnx")):
+    for name, path, suffix in (("out", settings.out, ".pt2"), ("onnx", settings.onnx, ".onnx")):
         if path is not None:
             check_writable(name, path, suffix)
-    if given.onnx is not None:
+    if settings.onnx is not None:
         require("onnx", "onnx")
 
 
@@ -67,30 +67,30 @@ def _show(grown: Grown) -> None:
     """Print the decisions, the fossilised seeds, the gains and the accuracies."""
     for line in grown.decisions:
         print(f"  {line}")
-    kept = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
-    print(f"grown: {'; '.join(kept) or 'nothing'}, {grown.added} parameters added")
+    seeds = [f"{slot} ({what})" for slot, what in grown.seeds.items()]
+    print(f"grown: {'; '.join(seeds) or 'nothing'}, {grown.added} parameters added")
     print(
-        f"gain: {_rounded(grown.gain)} points of test utility over its never-grow twin; "
-        f"on validation {_rounded(grown.validation_gain)}"
+        f"gain: {_points(grown.gain)} points of test utility over its never-grow twin; "
+        f"on validation {_points(grown.validation_gain)}"
     )
     for split in SPLITS:
-        own, twin = (
+        accuracy, twin = (
             100 * float(scores[split].accuracy) for scores in (grown.scores, grown.twin_scores)
         )
-        print(f"{split} accuracy: {own:.1f} %, its never-grow twin {twin:.1f} %")
+        print(f"{split} accuracy: {accuracy:.1f} %, its never-grow twin {twin:.1f} %")
 
 
-def _rounded(gain: float) -> str:
+def _points(gain: float) -> str:
     """Points with one decimal, without a negative zero."""
     return f"{round(gain, 1) + 0.0:+.1f}"
 
 
-def _write(given: GrowArguments, grown: Grown) -> int:
+def _write(settings: GrowArguments, grown: Grown) -> int:
     """Export, compare the export with the host, then write the files; 1 if they differ."""
     try:
         program = export_program(grown.network, grown.task.host.image)
         content = pt2_bytes(program)
-        others = {} if given.onnx is None else {given.onnx: onnx_bytes(program)}
+        onnx_files = {} if settings.onnx is None else {settings.onnx: onnx_bytes(program)}
     except Exception as error:
         reason = first_line(error)
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
@@ -98,17 +98,17 @@ def _write(given: GrowArguments, grown: Grown) -> int:
     if not difference <= TOLERANCE:
         notice(f"esper: the export differs from the host by {difference:.1e}; nothing was written")
         return 1
-    assert given.out is not None
-    for path, text in {given.out: content, **others}.items():
+    assert settings.out is not None
+    for path, text in {settings.out: content, **onnx_files}.items():
         try:
             replace_synced(path, text)
         except OSError as error:
-            name = "out" if path == given.out else "onnx"
+            name = "out" if path == settings.out else "onnx"
             raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
         print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
-    taken, returned = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
+    image, logits = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
     print(
-        f"takes images [B, {taken}], gives logits [B, {returned}]; "
+        f"takes images [B, {image}], gives logits [B, {logits}]; "
         f"differs from the host by at most {difference:.1e}"
     )
     return 0

@@ -22,23 +22,22 @@ from esper.own_models.samples import (
     call,
     evaluating,
     first_samples,
-    mapped,
+    map_leaves,
     prediction,
     sample_count,
-    undisturbed,
 )
 from esper.own_models.written_code import CODE_FILE, STATE_FILE
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
 
-FINISHED, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
+RESULT, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
 
 
 def write_files(
     folder: Path,
     result: GrowthResult,
-    chosen: GrowthResult,
-    own: OwnFile,
+    selection: GrowthResult,
+    source: OwnFile,
     inputs: Any,
     onnx: Path | None,
     text: str,
@@ -48,8 +47,8 @@ def write_files(
     Args:
         folder: exists.
         result: the grown network.
-        chosen: that, or its twin.
-        own: builds the module anew.
+        selection: that, or its twin.
+        source: builds the module anew.
         inputs: a batch of inputs on the CPU.
         onnx: where the ONNX file goes; None for ``ONNX`` if the libraries are installed.
         text: what was printed about the result.
@@ -58,13 +57,13 @@ def write_files(
         exit status: 1 if a file does not compute what the module does, or if ``onnx`` is given and
         that file could not be made.
     """
-    chosen.model.cpu()
-    expected = outputs(chosen.model, inputs)
+    selection.model.cpu()
+    reference = outputs(selection.model, inputs)
     try:
-        chosen.save(folder)
+        selection.save(folder)
         _draw(result, folder)
-        differs = {f"{STATE_FILE} and {CODE_FILE}": _rebuilt(folder, own, inputs, expected)}
-        differs |= _write_programs(folder, chosen, inputs, onnx, expected)
+        differs = {f"{STATE_FILE} and {CODE_FILE}": _rebuild(folder, source, inputs, reference)}
+        differs |= _write_programs(folder, selection, inputs, onnx, reference)
     except OSError as error:
         raise UsageError(f"out: cannot write into {folder} ({error.strerror})") from error
     wrong = {name: by for name, by in differs.items() if not by <= TOLERANCE}
@@ -76,14 +75,14 @@ def write_files(
     if wrong:
         return 1
     print(f"to train on without Esper: rebuild(model, '{STATE_FILE}') of {CODE_FILE}")
-    content = {"text": text, "grown": result.plain(), "chosen_is_grown": chosen is result}
+    content = {"text": text, "grown": result.plain(), "chosen_is_grown": selection is result}
     content["seeds"] = result.seeds
     content["twin"] = None if result.twin is None else result.twin.plain()
     content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
     content["paid"] = result.paid
     missing = onnx is not None and ONNX not in differs
     content["status"] = int(missing)
-    replace_synced(folder / FINISHED, (json.dumps(content) + "\n").encode())
+    replace_synced(folder / RESULT, (json.dumps(content) + "\n").encode())
     if missing:
         notice(f"esper: onnx: {onnx} was not written, for the reason above")
     return int(missing)
@@ -95,16 +94,16 @@ def read_finished(folder: Path) -> dict[str, Any]:
     Raises:
         UsageError: the file is damaged.
     """
-    path = folder / FINISHED
+    path = folder / RESULT
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        if not {"text", "grown", "twin", "paid", "status"} <= found.keys():
+        content: dict[str, Any] = json.loads(path.read_text())
+        if not {"text", "grown", "twin", "paid", "status"} <= content.keys():
             raise ValueError("entries are missing")
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(
             f"out: {path} is damaged ({first_line(error)}); remove {folder} to grow anew"
         ) from error
-    return found
+    return content
 
 
 def _draw(result: GrowthResult, folder: Path) -> None:
@@ -117,34 +116,34 @@ def _draw(result: GrowthResult, folder: Path) -> None:
     result.plot(folder / PICTURE)
 
 
-def _rebuilt(folder: Path, own: OwnFile, inputs: Any, expected: torch.Tensor) -> float:
+def _rebuild(folder: Path, source: OwnFile, inputs: Any, reference: torch.Tensor) -> float:
     """Rebuild the module as a process without Esper would; the difference of its outputs."""
     names: dict[str, Any] = {"__name__": "rebuild"}
     exec(compile((folder / CODE_FILE).read_text(), CODE_FILE, "exec"), names)
-    again = names["rebuild"](own.build().cpu(), str(folder / STATE_FILE))
-    return difference(expected, outputs(again, inputs))
+    again = names["rebuild"](source.build().cpu(), str(folder / STATE_FILE))
+    return difference(reference, outputs(again, inputs))
 
 
 def _write_programs(
-    folder: Path, chosen: GrowthResult, inputs: Any, onnx: Path | None, expected: torch.Tensor
+    folder: Path, selection: GrowthResult, inputs: Any, onnx: Path | None, reference: torch.Tensor
 ) -> dict[str, float]:
     """Write the exported programs that torch can make; the difference of the outputs of each."""
     try:
-        program = exported(chosen.model, inputs)
+        program = export(selection.model, inputs)
         content = program.pt2()
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
     some = inputs
-    if program.fixed is not None:
-        some = first_samples(inputs, program.fixed, sample_count(inputs))
+    if program.batch_size is not None:
+        some = first_samples(inputs, program.batch_size, sample_count(inputs))
     differs = {}
-    found = _outputs_again(PROGRAM, outputs_of_file, content, some)
-    if found is not None:
-        if program.fixed is not None:
-            print(f"{PROGRAM} takes batches of {program.fixed} alone ({program.reason})")
+    values = _outputs_again(PROGRAM, outputs_of_file, content, some)
+    if values is not None:
+        if program.batch_size is not None:
+            print(f"{PROGRAM} takes batches of {program.batch_size} alone ({program.reason})")
         replace_synced(folder / PROGRAM, content)
-        differs[PROGRAM] = difference(expected[: len(found)], found)
+        differs[PROGRAM] = difference(reference[: len(values)], values)
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
     except UsageError as missing:
@@ -155,10 +154,10 @@ def _write_programs(
     except Exception as error:
         print(f"no {ONNX}: torch.onnx cannot write the model ({first_line(error)})")
         return differs
-    found = _outputs_again(ONNX, outputs_of_onnx, text, some)
-    if found is not None:
+    values = _outputs_again(ONNX, outputs_of_onnx, text, some)
+    if values is not None:
         replace_synced(onnx or folder / ONNX, text)
-        differs[ONNX] = difference(expected[: len(found)], found)
+        differs[ONNX] = difference(reference[: len(values)], values)
     return differs
 
 
@@ -178,17 +177,17 @@ EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
+class Export:
     """A module in evaluation mode as a graph of torch operators.
 
     Attributes:
         program: the graph.
-        fixed: the batch size it takes; None for any.
+        batch_size: the batch size it takes; None for any.
         reason: why the batch size is fixed; empty if it is not.
     """
 
     program: ExportedProgram
-    fixed: int | None = None
+    batch_size: int | None = None
     reason: str = ""
 
     def pt2(self) -> bytes:
@@ -200,7 +199,7 @@ class Exported:
         return onnx_bytes(self.program, named=False)
 
 
-def exported(model: nn.Module, inputs: Any) -> Exported:
+def export(model: nn.Module, inputs: Any) -> Export:
     """Export ``model`` in evaluation mode, for any batch size if its code allows it.
 
     Args:
@@ -210,7 +209,7 @@ def exported(model: nn.Module, inputs: Any) -> Exported:
     Raises:
         Exception: torch.export cannot trace the module; which error it raises is undocumented.
     """
-    traced = copy.deepcopy(model).cpu().requires_grad_(False).eval()
+    network = copy.deepcopy(model).cpu().requires_grad_(False).eval()
     total = sample_count(inputs)
     some = first_samples(inputs, EXAMPLES, total)
     batch = Dim("batch", min=1)
@@ -220,25 +219,24 @@ def exported(model: nn.Module, inputs: Any) -> Exported:
 
     args, kwargs = as_arguments(inputs)
     try:
-        return Exported(_program(traced, some, mapped(kwargs or args, varies, lambda x: None)))
+        return Export(_program(network, some, map_leaves(kwargs or args, varies, lambda x: None)))
     except Exception as error:
-        found = Exported(_program(traced, some, None), sample_count(some), first_line(error))
-    return found
+        return Export(_program(network, some, None), sample_count(some), first_line(error))
 
 
 def outputs(model: nn.Module, inputs: Any) -> Tensor:
     """The prediction of ``model`` in evaluation mode, on the CPU in float32."""
-    with undisturbed(), evaluating(model), torch.no_grad():
-        found: Tensor = prediction(call(model, inputs))
-    return found.float().cpu()
+    with evaluating(model):
+        values: Tensor = prediction(call(model, inputs))
+    return values.float().cpu()
 
 
 def outputs_of_file(content: bytes, inputs: Any) -> Tensor:
     """The prediction of the program in a ``.pt2`` file, float32."""
     module = torch.export.load(io.BytesIO(content)).module()
     with torch.no_grad():
-        found: Tensor = prediction(call(module, inputs))
-    return found.float()
+        values: Tensor = prediction(call(module, inputs))
+    return values.float()
 
 
 def outputs_of_onnx(content: bytes, inputs: Any) -> Tensor:
@@ -246,9 +244,9 @@ def outputs_of_onnx(content: bytes, inputs: Any) -> Tensor:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    named = zip(session.get_inputs(), _tensors(inputs), strict=True)
-    found = session.run(None, {each.name: x.numpy() for each, x in named})
-    return torch.from_numpy(found[0]).float()
+    pairs = zip(session.get_inputs(), _tensors(inputs), strict=True)
+    values = session.run(None, {each.name: x.numpy() for each, x in pairs})
+    return torch.from_numpy(values[0]).float()
 
 
 def _program(model: nn.Module, inputs: Any, shapes: Any) -> ExportedProgram:

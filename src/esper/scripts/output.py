@@ -17,12 +17,12 @@ class OutputLost(Exception):
     """A command that exists to print cannot print; the message says why in one line.
 
     Attributes:
-        closed: whether the reader closed the pipe, as ``head`` does when it has seen enough.
+        broken_pipe: whether the reader closed the pipe, as ``head`` does when it has seen enough.
     """
 
     def __init__(self, stream: str, error: OSError):
         super().__init__(f"{stream}: cannot be written ({error.strerror})")
-        self.closed = error.errno == errno.EPIPE
+        self.broken_pipe = error.errno == errno.EPIPE
 
 
 class Output(io.FileIO):
@@ -91,10 +91,10 @@ def protect_streams() -> None:
     for descriptor, name in NAMES.items():
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            setattr(sys, name, _protected(descriptor, stream))
+            setattr(sys, name, _protected_stream(descriptor, stream))
 
 
-def _protected(descriptor: int, stream: io.TextIOWrapper) -> TextIO:
+def _protected_stream(descriptor: int, stream: io.TextIOWrapper) -> TextIO:
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(Output(descriptor)),

@@ -21,7 +21,7 @@ class ReplayArguments:
 
 def replay(arguments: list[str]) -> int:
     """Repeat a refused update to find its first non-finite tensor."""
-    replayed = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
-    recorded, found = replayed.recorded, replayed.found or "every number is finite"
-    print(f"round {replayed.round}: first tensor that is not finite: {recorded}; now: {found}")
-    return 0 if replayed.found == replayed.recorded else 1
+    outcome = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
+    now = outcome.found or "every number is finite"
+    print(f"round {outcome.round}: first tensor that is not finite: {outcome.recorded}; now: {now}")
+    return 0 if outcome.found == outcome.recorded else 1

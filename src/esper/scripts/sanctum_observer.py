@@ -98,11 +98,11 @@ class SanctumObserver:
 
     Args:
         progress: the display that is used without Sanctum.
-        wanted: whether the user asked for Sanctum.
+        enabled: whether the user asked for Sanctum.
     """
 
-    def __init__(self, progress: LiveProgress, wanted: bool):
-        self.progress, self.wanted = progress, wanted
+    def __init__(self, progress: LiveProgress, enabled: bool):
+        self.progress, self.enabled = progress, enabled
         self.terminal: Terminal | None = None
 
     def __enter__(self) -> Self:
@@ -115,7 +115,7 @@ class SanctumObserver:
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""
         self.progress.started(path, config, done, steps_per_round)
-        if not self.wanted:
+        if not self.enabled:
             return
         reason = _obstacle(config)
         if reason is not None:

@@ -32,6 +32,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"{repeated}: appears twice in the settings file; keep one of them")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{duplicate}: appears twice in the settings file; keep one of them")
     return content

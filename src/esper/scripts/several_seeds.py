@@ -34,7 +34,7 @@ from esper.simic.run.identity import lasting_settings
 from esper.simic.run.run_directory import create_directory, directory_of_runs
 from esper.simic.training.setup import plugin_paths
 
-ASKED = "seeds.json"
+SETTINGS = "seeds.json"
 """What all runs of a directory share."""
 NOTHING = "-"
 FORMS = {
@@ -67,45 +67,45 @@ def train_seeds(
     if seeds[-1] not in SEEDS:
         raise UsageError(f"seeds: seed {seeds[-1]} would be too large; take a smaller --seed")
     outlive_output()
-    place, made = _opened(policy, config)
+    folder, new_folders = _open(policy, config)
     console = Console()
     status = 0
     try:
         for seed in seeds:
-            status = max(status, _train_one(policy, config, place / f"seed-{seed}", seed, flags))
+            status = max(status, _train_one(policy, config, folder / f"seed-{seed}", seed, flags))
             if status > _SIGNAL:
                 break
     except KeyboardInterrupt:
-        _withdraw(made)
-        if not place.exists():
+        _withdraw(new_folders)
+        if not folder.exists():
             raise
         status = _SIGNAL + 2
     except BaseException:
-        _withdraw(made)
+        _withdraw(new_folders)
         raise
     if status > _SIGNAL:
-        console.out(f"to go on: {_again(policy, words, place.name)}", highlight=False)
+        console.out(f"to go on: {_again(policy, words, folder.name)}", highlight=False)
         return status
-    runs = {seed: place / f"seed-{seed}" for seed in seeds}
+    runs = {seed: folder / f"seed-{seed}" for seed in seeds}
     console.print(training_seeds_table({seed: final_figures(run) for seed, run in runs.items()}))
-    console.out(f"directory of the runs: {place}", highlight=False)
+    console.out(f"directory of the runs: {folder}", highlight=False)
     # A Gymnasium task has no report.
     if config.gymnasium.gym is None:
-        report_runs(console, list(runs.values()), place / "report.html")
+        report_runs(console, list(runs.values()), folder / "report.html")
     return status
 
 
-def training_seeds_table(found: dict[int, dict[str, float]]) -> Table:
+def training_seeds_table(results: dict[int, dict[str, float]]) -> Table:
     """A row of figures for each seed, and their means with 95 % intervals over seeds."""
-    gym = any("length" in figures for figures in found.values())
+    gym = any("length" in figures for figures in results.values())
     names = GYM if gym else GROWTH
-    values = np.array([[each.get(name, np.nan) for each in found.values()] for name in names])
+    values = np.array([[each.get(name, np.nan) for each in results.values()] for name in names])
     estimate = interval(values)
-    table = Table(title=f"{len(found)} seeds, means of the last tenth of their rounds")
+    table = Table(title=f"{len(results)} seeds, means of the last tenth of their rounds")
     table.add_column("seed")
     for label in names.values():
         table.add_column(label, justify="right")
-    for column, seed in enumerate(found):
+    for column, seed in enumerate(results):
         cells = zip(names, values[:, column], strict=True)
         table.add_row(str(seed), *(_figure(name, value) for name, value in cells))
     table.add_section()
@@ -128,102 +128,102 @@ def _train_one(
     policy: str, config: TrainConfig, run: Path, seed: int, flags: dict[str, Any]
 ) -> int:
     """Train with one seed, or go on where it was stopped; the exit status."""
-    own = replace(
+    run_config = replace(
         config,
         world=replace(config.world, seed=seed),
         output=replace(config.output, telemetry_dir=str(run.parent), name=run.name),
     )
     if not run.exists():
-        return train(policy, own, sanctum=False)
+        return train(policy, run_config, sanctum=False)
     if not is_run(run):
         raise UsageError(f"name: {run} is in the way and no run; remove it")
     info = inspect(run)
-    if info.status == "finished" and info.rounds_done >= own.world.rounds:
+    if info.status == "finished" and info.rounds_done >= run_config.world.rounds:
         print(f"{run} is finished")
         return 0
     if learns_by_acting(policy) and latest_identity(run) is not None:
-        return resume(run, _changes(own, flags), sanctum=False, trust=True)
+        return resume(run, _changes(run_config, flags), sanctum=False, trust=True)
     try:
         remove(run)
     except OSError as error:
         raise UsageError(f"name: cannot begin {run} anew ({error.strerror})") from error
     notice(f"{run} has no checkpoint, so it begins anew")
-    return train(policy, own, sanctum=False)
+    return train(policy, run_config, sanctum=False)
 
 
-def _changes(own: TrainConfig, flags: dict[str, Any]) -> dict[str, Any]:
+def _changes(config: TrainConfig, flags: dict[str, Any]) -> dict[str, Any]:
     """The settings of this command that an interrupted run takes over."""
     fields = run_settings()
-    kept = ("telemetry_dir", "plugin")
-    changed = {
+    excluded_names = ("telemetry_dir", "plugin")
+    changes = {
         name: value
         for name, value in flags.items()
-        if name in fields and about(fields[name]).on_resume and name not in kept
+        if name in fields and about(fields[name]).on_resume and name not in excluded_names
     }
-    return changed | {"rounds": own.world.rounds}
+    return changes | {"rounds": config.world.rounds}
 
 
-def _opened(policy: str, config: TrainConfig) -> tuple[Path, list[Path]]:
+def _open(policy: str, config: TrainConfig) -> tuple[Path, list[Path]]:
     """The directory of the runs, and those of its parents and itself that were created.
 
     Raises:
         UsageError: it exists for other settings, or cannot be created.
     """
-    name, place = config.output.name, config.output.telemetry_dir
-    asked = _asked(policy, config)
-    made: list[Path] = []
+    name, directory = config.output.name, config.output.telemetry_dir
+    settings = _shared_settings(policy, config)
+    new_folders: list[Path] = []
     try:
-        expected = Path(place).expanduser() / (name or "")
-        made = [path for path in (expected, *expected.parents) if not path.exists()]
-        parent = directory_of_runs(place)
-        if name is not None and (parent / name / ASKED).exists():
-            _compare(parent / name, json.loads((parent / name / ASKED).read_text()), asked)
+        folder = Path(directory).expanduser() / (name or "")
+        new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+        parent = directory_of_runs(directory)
+        if name is not None and (parent / name / SETTINGS).exists():
+            _compare(parent / name, json.loads((parent / name / SETTINGS).read_text()), settings)
             return parent / name, []
         path = create_directory(parent, name, config)
-        made = [path, *(other for other in made if other != path)]
-        replace_synced(path / ASKED, (json.dumps(asked, indent=2) + "\n").encode())
+        new_folders = [path, *(each for each in new_folders if each != path)]
+        replace_synced(path / SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
     except UsageError:
-        _withdraw(made[1:])
+        _withdraw(new_folders[1:])
         raise
     except (OSError, ValueError, RuntimeError) as error:
-        _withdraw(made)
+        _withdraw(new_folders)
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"telemetry_dir: cannot write to {place!r} ({reason}); choose another"
+            f"telemetry_dir: cannot write to {directory!r} ({reason}); choose another"
         ) from error
-    return path, made
+    return path, new_folders
 
 
-def _withdraw(made: list[Path]) -> None:
+def _withdraw(new_folders: list[Path]) -> None:
     """Remove the directories that were created if no run has begun in them."""
     with suppress(OSError):
-        if made and [path.name for path in made[0].iterdir()] == [ASKED]:
-            (made[0] / ASKED).unlink()
-    for path in made:
+        if new_folders and [path.name for path in new_folders[0].iterdir()] == [SETTINGS]:
+            (new_folders[0] / SETTINGS).unlink()
+    for path in new_folders:
         with suppress(OSError):
             path.rmdir()
 
 
-def _asked(policy: str, config: TrainConfig) -> dict[str, Any]:
+def _shared_settings(policy: str, config: TrainConfig) -> dict[str, Any]:
     """What all runs of a directory share, as JSON."""
     settings = lasting_settings(run_settings(), flatten(config))
     settings["plugin"] = plugin_paths(config)
-    own = ("seed", "name")
-    asked = {"policy": policy} | {n: value for n, value in settings.items() if n not in own}
-    found: dict[str, Any] = json.loads(json.dumps(asked))
-    return found
+    run_names = ("seed", "name")
+    shared = {"policy": policy} | {n: value for n, value in settings.items() if n not in run_names}
+    plain: dict[str, Any] = json.loads(json.dumps(shared))
+    return plain
 
 
-def _compare(place: Path, before: dict[str, Any], asked: dict[str, Any]) -> None:
-    for name, value in asked.items():
+def _compare(folder: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
         if before.get(name) != value:
             raise UsageError(
-                f"{name}: the runs in {place} have {shown(before.get(name))}, got {shown(value)}; "
+                f"{name}: the runs in {folder} have {shown(before.get(name))}, got {shown(value)}; "
                 "give that, or another --name"
             )
 
 
 def _again(policy: str, words: Sequence[str], name: str) -> str:
     """The command that goes on."""
-    named = any(word == "--name" or word.startswith("--name=") for word in words)
-    return shlex.join(["esper", "train", policy, *words, *([] if named else ["--name", name])])
+    has_name = any(word == "--name" or word.startswith("--name=") for word in words)
+    return shlex.join(["esper", "train", policy, *words, *([] if has_name else ["--name", name])])

@@ -131,24 +131,24 @@ class ScheduleArguments(ControlArguments):
 def _learn(algorithm: str, arguments: list[str]) -> int:
     """Start or resume a run that learns."""
     command = arguments_of(algorithms()[algorithm])
-    given = read_flags(command, f"esper train {algorithm}", arguments)
-    run, file = given.pop("resume", None), given.pop("config_json", None)
-    trust = given.pop("trust", False)
-    seeds, sanctum = _seeds(given), given.pop("sanctum", False)
-    given["algorithm"] = algorithm
+    flags = read_flags(command, f"esper train {algorithm}", arguments)
+    run, file = flags.pop("resume", None), flags.pop("config_json", None)
+    trust = flags.pop("trust", False)
+    seeds, sanctum = _seeds(flags), flags.pop("sanctum", False)
+    flags["algorithm"] = algorithm
     if run is None:
         if trust:
             raise UsageError("trust: belongs to --resume; leave it out")
-        config = _configured(given, file)
-        return _train(algorithm, config, sanctum, seeds, given, arguments)
+        config = _new_config(flags, file)
+        return _train(algorithm, config, sanctum, seeds, flags, arguments)
     if seeds > 1:
         raise UsageError("seeds: a resumed run keeps its seed; leave this flag out")
     if file is not None:
         raise UsageError("config_json: a resumed run keeps its own settings; leave this flag out")
-    canonical(given)
+    canonical(flags)
     from esper.scripts.watched import resume
 
-    return resume(run, given, sanctum, trust)
+    return resume(run, flags, sanctum, trust)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -173,36 +173,36 @@ def schedule(arguments: list[str]) -> int:
 
 def _control(policy: str, command: type, arguments: list[str]) -> int:
     """Run a policy that does not learn."""
-    given = read_flags(command, f"esper train {policy}", arguments)
-    seeds = _seeds(given)
-    file, sanctum = given.pop("config_json", None), given.pop("sanctum", False)
-    config = _configured(given, file, defaults_of("heuristic"))
-    return _train(policy, config, sanctum, seeds, given, arguments)
+    flags = read_flags(command, f"esper train {policy}", arguments)
+    seeds = _seeds(flags)
+    file, sanctum = flags.pop("config_json", None), flags.pop("sanctum", False)
+    config = _new_config(flags, file, defaults_of("heuristic"))
+    return _train(policy, config, sanctum, seeds, flags, arguments)
 
 
-def _seeds(given: dict[str, Any]) -> int:
+def _seeds(flags: dict[str, Any]) -> int:
     """Remove the number of seeds from the flags.
 
     Raises:
         UsageError: it is out of range, or Sanctum is asked for, which shows one run.
     """
-    check_ranges(SeedsConfig, given)
-    seeds: int = given.pop("seeds", 1)
-    if seeds > 1 and given.get("sanctum"):
+    check_ranges(SeedsConfig, flags)
+    seeds: int = flags.pop("seeds", 1)
+    if seeds > 1 and flags.get("sanctum"):
         raise UsageError("sanctum: shows one run; leave it out, and watch each with esper sanctum")
     return seeds
 
 
-def _configured(
-    given: dict[str, Any], file: Path | None, base: TrainConfig | None = None
+def _new_config(
+    flags: dict[str, Any], file: Path | None, base: TrainConfig | None = None
 ) -> TrainConfig:
     """Settings of a new run: flags take precedence over the file, the file over defaults."""
     from_file = {} if file is None else settings_file(file)
-    algorithm = given.get("algorithm", "ppo")
-    stored = from_file.get("algorithm", algorithm)
-    if stored != algorithm:
-        raise UsageError(f"algorithm: {file} says {stored}; use esper train {stored}")
-    config = unflatten({**from_file, **canonical(given)}, base)
+    algorithm = flags.get("algorithm", "ppo")
+    in_file = from_file.get("algorithm", algorithm)
+    if in_file != algorithm:
+        raise UsageError(f"algorithm: {file} says {in_file}; use esper train {in_file}")
+    config = unflatten({**from_file, **canonical(flags)}, base)
     check(config)
     check_memory(config)
     return config

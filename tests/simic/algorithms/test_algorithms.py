@@ -12,7 +12,7 @@ from esper.leyline.config import LearnerConfig, unflatten
 from esper.leyline.config.algorithm import Algorithm, AlgorithmConfig, register, unregister
 from esper.leyline.config.setting import POSITIVE, setting
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.estimates import Estimates, GeneralisedEstimator
 
@@ -63,17 +63,17 @@ def registered() -> Iterator[None]:
 def test_a_registered_algorithm_trains_by_the_command_of_its_name(tmp_path: Path) -> None:
     words = f"--name a --telemetry-dir {tmp_path} --loudness 3 --gym CartPole-v1 --rounds 1"
     more = "--envs 2 --rollout-steps 16"
-    assert guarded(esper, ["train", "toy", *words.split(" "), *more.split(" ")]) == 0
+    assert run_guarded(esper, ["train", "toy", *words.split(" "), *more.split(" ")]) == 0
     settings = json.loads((tmp_path / "a" / "config.json").read_text())["settings"]
     assert (settings["algorithm"], settings["loudness"], settings["minibatches"]) == ("toy", 3.0, 2)
     resume = ["train", "toy", "--resume", str(tmp_path / "a"), "--rounds", "2"]
-    assert guarded(esper, resume) == 0
+    assert run_guarded(esper, resume) == 0
 
 
 def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(esper, ["train", "--help"]) == 0
+    assert run_guarded(esper, ["train", "--help"]) == 0
     assert "toy         Train by a toy." in capsys.readouterr().out
-    assert guarded(esper, ["train", "toy", "--help-all"]) == 0
+    assert run_guarded(esper, ["train", "toy", "--help-all"]) == 0
     assert "Factor of all advantages." in capsys.readouterr().out
 
 

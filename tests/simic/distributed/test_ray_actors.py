@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from esper.karn.store import read_events
 from esper.leyline.events import PPOUpdateCompleted
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.distributed import cluster as cluster_module
 from esper.simic.distributed.cluster import INSTALL, Cluster
@@ -186,7 +186,7 @@ def test_a_head_of_ray_that_is_lost_at_the_start_is_one_line(
     monkeypatch.setattr(cluster_module, "HEAD_SECONDS", 0.0)
     monkeypatch.setattr(cluster_module, "reachable", lambda *any, seconds: False)
     words = f"--gym CartPole-v1 --actors 1 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
+    assert run_guarded(esper, ["train", "impala", *words.split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("esper: actors: the head node, ")
     assert "has been unreachable for" in line
@@ -205,7 +205,7 @@ def test_a_mistake_that_a_ray_actor_meets_is_one_line(on_ray: Any, tmp_path: Pat
         "gymnasium.register('NoOption-v0', Masked)\n"
     )
     words = f"--gym NoOption-v0 --plugin {plugin} --actors 1 --lag 0 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
+    assert run_guarded(esper, ["train", "impala", *words.split()]) == 2
     (line,) = [x for x in capfd.readouterr().err.splitlines() if x.startswith("esper:")]
     assert line.startswith("esper: gym: action_mask of environment 0 ")
     assert "Traceback" not in line
@@ -218,7 +218,7 @@ def test_more_ray_actors_than_cpus_are_refused_in_time(
     module = sys.modules[RemoteActors.__module__]
     monkeypatch.setattr(module, "START_SECONDS", 3.0)
     words = f"--gym CartPole-v1 --actors 5 --telemetry-dir {tmp_path}"
-    assert guarded(esper, ["train", "impala", *words.split()]) == 2
+    assert run_guarded(esper, ["train", "impala", *words.split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert "of 5 started within 3 s; each takes a CPU, and the cluster has 3" in line
     assert list(tmp_path.iterdir()) == []

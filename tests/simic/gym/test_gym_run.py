@@ -18,7 +18,7 @@ from esper.leyline.events import (
     TrainingStarted,
     UpdateRefused,
 )
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_checkpoint, load_latest
 from esper.simic.training.gym_trainee import GymTrainee, arguments_of
@@ -70,7 +70,7 @@ def plugin(folder: Path, name: str, seed: str = "seed", bad: str = "False") -> l
 
 def train(folder: Path, *flags: str) -> int:
     """``esper train ppo`` in this process."""
-    return guarded(esper, ["train", "ppo", "--telemetry-dir", str(folder), *flags])
+    return run_guarded(esper, ["train", "ppo", "--telemetry-dir", str(folder), *flags])
 
 
 def run_of(folder: Path) -> Path:
@@ -187,7 +187,7 @@ def test_a_number_that_is_not_finite_is_refused_and_replayed(tmp_path: Path, cap
     assert saved.keys() == trainee.agent.state()["policy"].keys()
     assert all(bool(tensor.isfinite().all()) for tensor in saved.values())
     for event in refused:
-        assert guarded(esper, ["replay", str(run / event.file)]) == 0
+        assert run_guarded(esper, ["replay", str(run / event.file)]) == 0
         assert "observation/features; now: observation/features" in capsys.readouterr().out
 
 

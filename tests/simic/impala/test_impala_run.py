@@ -12,7 +12,7 @@ from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.events import PolicyUpdateCompleted, TrainingStarted, UpdateRefused
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
@@ -36,7 +36,7 @@ GYM = {
 
 
 def command(folder: Path, *words: str) -> int:
-    return guarded(esper, ["train", *words, "--telemetry-dir", str(folder)])
+    return run_guarded(esper, ["train", *words, "--telemetry-dir", str(folder)])
 
 
 @pytest.mark.parametrize("settings", [SMALL, GYM], ids=["growth", "gym"])
@@ -71,7 +71,7 @@ def test_the_command_records_algorithm_settings_and_policy(tmp_path: Path, capsy
     assert settings["discount"] == 0.99  # as for every Gymnasium task
     assert next(read_events(run, TrainingStarted)).policy == "impala"
     capsys.readouterr()
-    assert guarded(esper, ["runs", str(tmp_path)]) == 0
+    assert run_guarded(esper, ["runs", str(tmp_path)]) == 0
     assert "impala" in capsys.readouterr().out
 
 
@@ -141,7 +141,7 @@ def test_a_run_with_a_lag_keeps_to_actors_or_to_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("program", "default"), [("impala", "1"), ("ppo", "4; with --gym: 10")])
 def test_the_help_shows_the_defaults_of_the_command(program: str, default: str, capsys) -> None:
-    assert guarded(esper, ["train", program, "--help-all"]) == 0
+    assert run_guarded(esper, ["train", program, "--help-all"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert f"Passes over the rollout of each round. (default: {default})" in text
 
@@ -189,7 +189,7 @@ def test_a_run_is_resumed_by_its_own_command_with_its_own_lag(tmp_path: Path, ca
     with pytest.raises(UsageError, match="lag: belongs to IMPALA"):
         resume_ppo(ppo, {"rounds": 2, "lag": 2})
     words = ["train", "impala", "--resume", str(impala), "--rounds", "2"]
-    assert guarded(esper, words) == 0
+    assert run_guarded(esper, words) == 0
     with pytest.raises(UsageError, match="train_impala"):
         train_ppo_vectorized(algorithm="impala", **GYM)
 

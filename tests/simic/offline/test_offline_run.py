@@ -18,7 +18,7 @@ from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.events import PolicyUpdateCompleted, TrainingFinished, TrainingStarted
 from esper.leyline.metrics import METRICS
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.offline import offline_run, offline_session
 from esper.simic.offline.offline_run import (
@@ -304,7 +304,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_fails(
 
 
 def command(place: Path, *words: str) -> int:
-    return guarded(esper, ["train", *words, "--telemetry-dir", str(place)])
+    return run_guarded(esper, ["train", *words, "--telemetry-dir", str(place)])
 
 
 def test_the_commands_learn_and_say_what_they_do(recorded, tmp_path, capsys) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from esper.nissa import sinks
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.output import protect_streams
 from esper.scripts.train import train
 from esper.simic.growth import environment
@@ -182,7 +182,7 @@ def _train(
         _before(owner, name, lambda point=point: say(point))
     _report_handlers(say)
     say("started")
-    sys.exit(guarded(train, ["ppo", *arguments]))
+    sys.exit(run_guarded(train, ["ppo", *arguments]))
 
 
 POINTS: dict[str, tuple[Any, str]] = {

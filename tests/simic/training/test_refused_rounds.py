@@ -7,7 +7,7 @@ import torch
 
 from esper.karn.store import read_events
 from esper.leyline.events import TrainingFinished, UpdateRefused
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee as growth
@@ -48,7 +48,7 @@ def test_three_refusals_in_a_row_end_the_run_with_a_checkpoint(
     assert output.count("warning: the update of round") == 3
     assert "3 updates in a row" in output
     for event in events:
-        assert guarded(esper, ["replay", str(run.path / event.file)]) == 0
+        assert run_guarded(esper, ["replay", str(run.path / event.file)]) == 0
 
 
 def test_refused_rounds_change_no_weight(tmp_path, monkeypatch) -> None:

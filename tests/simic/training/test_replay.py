@@ -7,7 +7,7 @@ import torch
 
 from esper.leyline.config import LearnerConfig, TrainConfig, flatten
 from esper.leyline.errors import UsageError
-from esper.scripts.entry import guarded
+from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.growth.agent import growth_agent
 from esper.simic.training.replay import replay, write_refusal
@@ -55,7 +55,7 @@ def test_a_replay_finds_the_same_tensor(tmp_path, spoil, tensor, capsys) -> None
     seen = replay(path)
     assert seen.recorded.startswith(tensor)
     assert seen.found == seen.recorded
-    assert guarded(esper, ["replay", str(path)]) == 0
+    assert run_guarded(esper, ["replay", str(path)]) == 0
     assert seen.recorded in capsys.readouterr().out
 
 
@@ -65,7 +65,7 @@ def test_a_replay_without_the_fault_reports_none(tmp_path, capsys) -> None:
     content["rollout"]["rewards"][2, 3] = 0.0
     torch.save(content, path)
     assert replay(path).found is None
-    assert guarded(esper, ["replay", str(path)]) == 1
+    assert run_guarded(esper, ["replay", str(path)]) == 1
     assert "every number is finite" in capsys.readouterr().out
 
 
@@ -77,6 +77,6 @@ def test_an_invalid_file_is_reported_in_one_line(tmp_path, capsys) -> None:
     for path in (tmp_path / "missing.pt", text, other, tmp_path):
         with pytest.raises(UsageError, match=r"^file: "):
             replay(path)
-        assert guarded(esper, ["replay", str(path)]) == 2
+        assert run_guarded(esper, ["replay", str(path)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
-    assert guarded(esper, ["replay"]) == 2
+    assert run_guarded(esper, ["replay"]) == 2
