@@ -260,7 +260,7 @@ GROWTH = (
             ),
             (
                 "no price",
-                "return score - price * growth(score, added, host_parameters)",
+                "return score - price * growth(score, added_parameters, host_parameters)",
                 "return score",
             ),
             (

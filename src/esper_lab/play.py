@@ -128,7 +128,7 @@ def play_plans(
 
         def actor(env: GrowthEnv, group: tuple[Plan, ...] = group) -> Actor:
             rows = [schedule(group, task) for task in tasks_of_groups(env)]
-            return ScheduleActor(Schedule.stacked(rows))
+            return ScheduleActor(Schedule.concatenate(rows))
 
         rules = Rules(one_at_a_time=indices is in_turn)
         parts.append(play(population, actor, len(group), rules, on_batch))

@@ -78,7 +78,7 @@ def test_every_episode_measures_it_once_after_the_last_step(
         found: list[Step] = []
         collect(
             env,
-            ScheduleActor(Schedule.stacked(plans)),
+            ScheduleActor(Schedule.concatenate(plans)),
             episode,
             lambda t, actions, step, found=found: found.append(step),
         )

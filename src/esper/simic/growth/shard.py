@@ -217,45 +217,45 @@ class Shard:
             step=t + 1,
             episode_length=self.config.episode_length,
             last=last,
-            op=self._own(op),
+            op=self._environment_rows(op),
             slot=all_actions[: self.count, HEADS.index("slot")],
             before=before.own,
             after=self.now.own,
-            contribution=self._own(outcome.contribution).to(score.dtype),
-            accuracy=self._own(counted.accuracy),
-            initial_accuracy=self._own(self.initial_accuracy),
-            birth_accuracy=self._own(self.now.birth_accuracy).to(score.dtype),
+            contribution=self._environment_rows(outcome.contribution).to(score.dtype),
+            accuracy=self._environment_rows(counted.accuracy),
+            initial_accuracy=self._environment_rows(self.initial_accuracy),
+            birth_accuracy=self._environment_rows(self.now.birth_accuracy).to(score.dtype),
             score=score,
             twin_score=twin_score,
             previous_gain=self.gain,
             host_parameters=self.host_parameters,
-            seed_parameters=self._own(self.now.seed_parameters_max),
+            seed_parameters=self._environment_rows(self.now.seed_parameters_max),
             added=added,
             price=self.price,
         )
-        reward = self._reward(inputs, self._own(outcome.rolled_back))
+        reward = self._reward(inputs, self._environment_rows(outcome.rolled_back))
         self.gain = utility(score, added, self.host_parameters, self.price) - twin_score
         report = StepReport(
             before=inputs.before,
-            acted=acted.own,
+            acted=acted.environment_state,
             after=inputs.after,
             signals=self.now.own_signals,
-            seed_parameters=self._own(self.now.seed_parameters),
-            success=self._own(acted.success),
-            rollback=self._own(outcome.rollback),
-            train_loss=self._own(outcome.epoch.loss),
-            train_accuracy=self._own(outcome.epoch.accuracy),
-            scores=outcome.scores.map(self._own),
+            seed_parameters=self._environment_rows(self.now.seed_parameters),
+            success=self._environment_rows(acted.success),
+            rollback=self._environment_rows(outcome.rollback),
+            train_loss=self._environment_rows(outcome.epoch.loss),
+            train_accuracy=self._environment_rows(outcome.epoch.accuracy),
+            scores=outcome.scores.map(self._environment_rows),
             twin_scores=outcome.scores.map(self._twins),
-            committed=outcome.committed and outcome.committed.map(self._own),
+            committed=outcome.committed and outcome.committed.map(self._environment_rows),
             twin_committed=outcome.committed and outcome.committed.map(self._twins),
-            test=test and test.map(self._own),
+            test=test and test.map(self._environment_rows),
             twin_test=test and test.map(self._twins),
             score=score,
             twin_score=twin_score,
             added=added,
-            shapley=self._own(coalitions.shapley()) if coalitions else None,
-            interactions=self._own(coalitions.interactions()) if coalitions else None,
+            shapley=self._environment_rows(coalitions.shapley()) if coalitions else None,
+            interactions=self._environment_rows(coalitions.interactions()) if coalitions else None,
         )
         return Step(self._observe(*scores), reward, last, report)
 
@@ -305,7 +305,7 @@ class Shard:
         )
         self.accuracy = outcome.scores.accuracy
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _environment_rows(self, rows: Tensor) -> Tensor:
         """The environments' rows of a tensor over all rows."""
         return rows[: self.count]
 
@@ -368,13 +368,13 @@ class Shard:
         if last:
             window = torch.stack(self.committed, 1)
         score = window.mean(1)
-        return self._own(score), self._twins(score)
+        return self._environment_rows(score), self._twins(score)
 
     def _added(self, last: bool) -> Tensor:
         """Number of parameters that pay the price, int64 ``[N]``."""
         own = self.now.own
         counted = own.stage == Stage.FOSSILISED if last else own.acting
-        return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
+        return torch.where(counted, self._environment_rows(self.now.seed_parameters), 0).sum(1)
 
     def _reward(self, inputs: RewardInputs, rolled_back: Tensor) -> Tensor:
         reward = REWARDS[self.config.reward](inputs)
@@ -389,7 +389,7 @@ class Shard:
             slots=seen.slots,
             blueprints=seen.blueprints,
             critic=seen.critic,
-            masks=ActionMasks(self._own(self.now.legal), self.every_kind),
+            masks=ActionMasks(self._environment_rows(self.now.legal), self.every_kind),
         )
 
 

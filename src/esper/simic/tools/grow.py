@@ -144,7 +144,7 @@ class GrowingPolicy:
     @classmethod
     def trained_on(cls, task: Task) -> "GrowingPolicy":
         """The policy in the box that learned on tasks like ``task``, or ``DEFAULT``."""
-        trained = (cls.named(name) for name, card in cards().items() if card.learned)
+        trained = (cls.named(name) for name, card in cards().items() if card.is_trained)
         return next(
             (one for one in trained if not one.trained_on_other_tasks(task)), cls.named(DEFAULT)
         )
