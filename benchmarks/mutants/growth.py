@@ -326,8 +326,8 @@ GROWTH = (
             ),
             (
                 "no charge for dependence",
-                "torch.where(counted, credit - charge, 0.0)",
-                "torch.where(counted, credit, 0.0)",
+                "torch.where(pending, credit - charge, 0.0)",
+                "torch.where(pending, credit, 0.0)",
             ),
             ("the charge has no cap", ".clamp(0.0, RATIO_CAP)", ".clamp(min=0.0)"),
             ("shock is linear", "change.square() * size", "change.abs() * size"),

@@ -235,8 +235,8 @@ NAMED = (
         (
             (
                 "price stage",
-                "counted = own.stage == Stage.FOSSILISED if last else own.acting",
-                "counted = own.acting",
+                "pays = state.stage == Stage.FOSSILISED if last else state.acting",
+                "pays = state.acting",
             ),
             (
                 "twin's data order",

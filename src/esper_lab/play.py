@@ -216,12 +216,12 @@ def _batch(
         return values.double().view(len(tasks), members).numpy()
 
     return Outcome(
-        test_utility=table(env.utility(report.test.expected, report.added)),
-        validation_utility=table(env.utility(report.score, report.added)),
+        test_utility=table(env.utility(report.test.expected, report.added_parameters)),
+        validation_utility=table(env.utility(report.score, report.added_parameters)),
         test_score=table(report.test.expected),
         validation_score=table(report.score),
         test_accuracy=table(report.test.accuracy),
-        added=table(report.added),
+        added=table(report.added_parameters),
         features=features.double().numpy(),
     )
 

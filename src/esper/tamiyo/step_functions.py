@@ -143,7 +143,7 @@ class TorchStep:
         scores: Scores,
         epoch_state: SeedState,
     ) -> Tensor:
-        """See ``DivergenceDetector.check``; ``epoch_state`` is the seeds' state during the epoch."""
+        """See ``DivergenceDetector.check``; ``epoch_state``: the seeds during the epoch."""
         return governor.check(epoch, scores, epoch_state.computing)
 
     def advance_lifecycle(

@@ -198,21 +198,21 @@ class Shard:
         assert t < self.config.episode_length, "the episode is over: reset first"
         last = t + 1 == self.config.episode_length
         all_actions = torch.cat([actions, self.idle])
-        acted = self.functions.act(before.state, all_actions, before.legal)
-        self._germinate(acted, t)
-        outcome = self._run_epoch(acted, t)
+        action = self.functions.act(before.state, all_actions, before.legal)
+        self._germinate(action, t)
+        outcome = self._run_epoch(action, t)
         coalitions = self.engine.coalitions(outcome.state, t, outcome.host) if last else None
         test = (
             self.engine.committed_scores(outcome.state, t, "test", outcome.host) if last else None
         )
-        self._advance_lifecycle(acted, outcome)
-        op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
-        self._note(t + 1, outcome, op, acted.success)
+        self._advance_lifecycle(action, outcome)
+        op = torch.where(action.success, all_actions[:, HEADS.index("op")], Op.WAIT)
+        self._note(t + 1, outcome, op, action.success)
 
         scores = self._scores(last=False)
         score, twin_score = self._scores(last) if last else scores
-        added = self._added(last)
-        counted = outcome.committed if last and outcome.committed else outcome.scores
+        added_parameters = self._priced_parameters(last)
+        reward_scores = outcome.committed if last and outcome.committed else outcome.scores
         inputs = RewardInputs(
             step=t + 1,
             episode_length=self.config.episode_length,
@@ -222,7 +222,7 @@ class Shard:
             before=before.own,
             after=self.now.own,
             contribution=self._environment_rows(outcome.contribution).to(score.dtype),
-            accuracy=self._environment_rows(counted.accuracy),
+            accuracy=self._environment_rows(reward_scores.accuracy),
             initial_accuracy=self._environment_rows(self.initial_accuracy),
             birth_accuracy=self._environment_rows(self.now.birth_accuracy).to(score.dtype),
             score=score,
@@ -230,18 +230,18 @@ class Shard:
             previous_gain=self.gain,
             host_parameters=self.host_parameters,
             seed_parameters=self._environment_rows(self.now.seed_parameters_max),
-            added=added,
+            added_parameters=added_parameters,
             price=self.price,
         )
         reward = self._reward(inputs, self._environment_rows(outcome.rolled_back))
-        self.gain = utility(score, added, self.host_parameters, self.price) - twin_score
+        self.gain = utility(score, added_parameters, self.host_parameters, self.price) - twin_score
         report = StepReport(
             before=inputs.before,
-            acted=acted.environment_state,
+            acted=action.environment_state,
             after=inputs.after,
             signals=self.now.own_signals,
             seed_parameters=self._environment_rows(self.now.seed_parameters),
-            success=self._environment_rows(acted.success),
+            success=self._environment_rows(action.success),
             rollback=self._environment_rows(outcome.rollback),
             train_loss=self._environment_rows(outcome.epoch.loss),
             train_accuracy=self._environment_rows(outcome.epoch.accuracy),
@@ -253,51 +253,51 @@ class Shard:
             twin_test=test and test.map(self._twins),
             score=score,
             twin_score=twin_score,
-            added=added,
+            added_parameters=added_parameters,
             shapley=self._environment_rows(coalitions.shapley()) if coalitions else None,
             interactions=self._environment_rows(coalitions.interactions()) if coalitions else None,
         )
         return Step(self._observe(*scores), reward, last, report)
 
-    def _germinate(self, acted: ActionOutcome, t: int) -> None:
+    def _germinate(self, action: ActionOutcome, t: int) -> None:
         """Initialise the weights of new seeds; snapshot the hosts that fossilised a seed."""
-        before, after = acted.host_before.stage, acted.host.stage
-        if acted.fossilises:
-            kept = (after == Stage.FOSSILISED) & (before == Stage.HOLDING)
-            self.governor.snapshot(moved(kept.any(1), self.device))
-        if acted.germinates:
-            born = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
-            self.engine.germinate(born, acted.state.blueprint, t)
+        before, after = action.host_before.stage, action.host.stage
+        if action.fossilises:
+            fossilises = (after == Stage.FOSSILISED) & (before == Stage.HOLDING)
+            self.governor.snapshot(moved(fossilises.any(1), self.device))
+        if action.germinates:
+            germinates = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
+            self.engine.germinate(germinates, action.state.blueprint, t)
 
     def _run_epoch(self, action: ActionOutcome, t: int) -> "_EpochOutcome":
         """Train an epoch, validate, and roll back the rows that the governor rejects."""
-        acted, host = action.state, action.host
+        epoch_state, host = action.state, action.host
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         move = self.engine.shift_channels(t)
         if move is not None:
             self.governor.follow(move)
         variants = self.engine.variants(host, committed=near_end)
-        epoch = self.engine.train(acted, t, host)
+        epoch = self.engine.train(epoch_state, t, host)
         measurement = self.engine.measure(
-            acted, t, committed=near_end, variants=variants, host=host
+            epoch_state, t, committed=near_end, variants=variants, host=host
         )
-        rollback = self.functions.check(self.governor, epoch, measurement.scores, acted)
+        rollback = self.functions.check(self.governor, epoch, measurement.scores, epoch_state)
         rolled_back = rollback != Reason.NONE
-        state = acted
-        (known,) = on_host(rolled_back)
-        if bool(known.any()):
-            state = roll_back(acted, rolled_back)
-            host = state if state.stage.device.type == "cpu" else roll_back(host, known)
-            self._restore(rolled_back, known, state, host, t, epoch, measurement)
+        state = epoch_state
+        (host_rollback,) = on_host(rolled_back)
+        if bool(host_rollback.any()):
+            state = roll_back(epoch_state, rolled_back)
+            host = state if state.stage.device.type == "cpu" else roll_back(host, host_rollback)
+            self._restore(rolled_back, host_rollback, state, host, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
         return _EpochOutcome(epoch, measurement, rollback, rolled_back, state, host)
 
-    def _advance_lifecycle(self, acted: ActionOutcome, outcome: "_EpochOutcome") -> None:
+    def _advance_lifecycle(self, action: ActionOutcome, outcome: "_EpochOutcome") -> None:
         """Tick the lifecycle and update the signals from the measurements."""
         self.now = self.functions.advance_lifecycle(
-            acted.state,
-            None if outcome.state is acted.state else outcome.rolled_back,
+            action.state,
+            None if outcome.state is action.state else outcome.rolled_back,
             self.now,
             self.accuracy,
             outcome.epoch,
@@ -316,7 +316,7 @@ class Shard:
     def _restore(
         self,
         rolled_back: Tensor,
-        known: Tensor,
+        host_rollback: Tensor,
         state: SeedState,
         host: SeedState,
         t: int,
@@ -325,15 +325,17 @@ class Shard:
     ) -> None:
         """Restore rows from snapshots and replace their scores by those of the restored hosts.
 
-        ``known`` and ``host`` are ``rolled_back`` and ``state`` in CPU memory.
+        ``host_rollback`` and ``host`` are ``rolled_back`` and ``state`` in CPU memory.
         """
         self.governor.restore(rolled_back)
-        host_rows = known.nonzero()[:, 0]
+        host_rows = host_rollback.nonzero()[:, 0]
         rows = moved(host_rows, self.device)
-        committed = measurement.committed is not None
-        restored = state.map(lambda x: x[rows])
-        restored_host = restored if host is state else host.map(lambda x: x[host_rows])
-        again = self.engine.measure(restored, t, committed=committed, rows=rows, host=restored_host)
+        with_commitments = measurement.committed is not None
+        rows_state = state.map(lambda x: x[rows])
+        rows_host = rows_state if host is state else host.map(lambda x: x[host_rows])
+        again = self.engine.measure(
+            rows_state, t, committed=with_commitments, rows=rows, host=rows_host
+        )
         for target, source in (
             (measurement.scores, again.scores),
             (measurement.committed, again.committed),
@@ -370,11 +372,11 @@ class Shard:
         score = window.mean(1)
         return self._environment_rows(score), self._twins(score)
 
-    def _added(self, last: bool) -> Tensor:
+    def _priced_parameters(self, last: bool) -> Tensor:
         """Number of parameters that pay the price, int64 ``[N]``."""
-        own = self.now.own
-        counted = own.stage == Stage.FOSSILISED if last else own.acting
-        return torch.where(counted, self._environment_rows(self.now.seed_parameters), 0).sum(1)
+        state = self.now.own
+        pays = state.stage == Stage.FOSSILISED if last else state.acting
+        return torch.where(pays, self._environment_rows(self.now.seed_parameters), 0).sum(1)
 
     def _reward(self, inputs: RewardInputs, rolled_back: Tensor) -> Tensor:
         reward = REWARDS[self.config.reward](inputs)
@@ -383,12 +385,12 @@ class Shard:
         return reward - self.config.rollback_penalty * rolled_back
 
     def _observe(self, score: Tensor, twin_score: Tensor) -> Observation:
-        seen = self.functions.observe(self.progress, self.now, score, twin_score)
+        features = self.functions.observe(self.progress, self.now, score, twin_score)
         return Observation(
-            host=seen.host,
-            slots=seen.slots,
-            blueprints=seen.blueprints,
-            critic=seen.critic,
+            host=features.host,
+            slots=features.slots,
+            blueprints=features.blueprints,
+            critic=features.critic,
             masks=ActionMasks(self._environment_rows(self.now.legal), self.every_kind),
         )
 

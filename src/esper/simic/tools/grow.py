@@ -278,8 +278,11 @@ def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
     """The gain of the only environment at its last step, and its gain on validation."""
     assert report.test is not None
     assert report.twin_test is not None
-    tested = environment.utility(report.test.expected, report.added) - report.twin_test.expected
-    validated = environment.utility(report.score, report.added) - report.twin_score
+    tested = (
+        environment.utility(report.test.expected, report.added_parameters)
+        - report.twin_test.expected
+    )
+    validated = environment.utility(report.score, report.added_parameters) - report.twin_score
     return POINTS * float(tested[0]), POINTS * float(validated[0])
 
 
