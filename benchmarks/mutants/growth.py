@@ -105,8 +105,8 @@ GROWTH = (
             ("no velocity", "alpha_velocity=alpha - state.alpha,", "alpha_velocity=state.alpha,"),
             (
                 "a reset slot keeps its seed",
-                ".emptied(resetting)",
-                ".emptied(resetting & ~resetting)",
+                ".with_empty_slots(resetting)",
+                ".with_empty_slots(resetting & ~resetting)",
             ),
             ("cosine is linear", "0.5 * (1.0 - torch.cos(torch.pi * time))", "1.0 * time"),
             (

@@ -54,9 +54,9 @@ def read_regular(path: Path, most: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > most:
+        if status.st_size > most:
             raise OSError(errno.EFBIG, "larger than its manifest says", str(path))
-        return file.read(found.st_size)
+        return file.read(status.st_size)

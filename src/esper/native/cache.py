@@ -42,13 +42,13 @@ def own_folder(folder: Path) -> None:
         OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    status = folder.stat()
     advice = f"set {CACHE_VARIABLE} to a folder of your own"
-    if found.st_uid not in _trusted():
+    if status.st_uid not in _trusted():
         raise Untrusted(f"{folder} belongs to another user, so nothing in it is used; {advice}")
-    if found.st_mode & WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+    if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         try:
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~WRITABLE_BY_OTHERS)
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
         except OSError as error:
             raise Untrusted(
                 f"others can write to {folder}, so nothing in it is used; {advice}"
@@ -68,19 +68,19 @@ def digest_path(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def keep(made: Path, library: Path) -> None:
+def keep(output: Path, library: Path) -> None:
     """Move a compiled file to its name in the cache, with its digest, both flushed to the disk.
 
     Raises:
         OSError: the disk failed or is full, or the compiler made no file.
     """
-    content = made.read_bytes()
+    content = output.read_bytes()
     drafts = {library: content, digest_path(library): hashlib.sha256(content).hexdigest().encode()}
-    for path, written in drafts.items():
-        draft = made.with_name(path.name)
+    for path, data in drafts.items():
+        draft = output.with_name(path.name)
         with draft.open("wb") as file:
             os.fchmod(file.fileno(), 0o755)
-            file.write(written)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -109,8 +109,8 @@ def one_compiler(folder: Path) -> Iterator[None]:
         except OSError:
             yield
             return
-        for left in folder.glob(f"{COMPILING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(f"{COMPILING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -124,8 +124,8 @@ def _own_content(path: Path) -> bytes | None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in _trusted():
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in _trusted():
                 return None
-            return None if found.st_mode & WRITABLE_BY_OTHERS else file.read()
+            return None if status.st_mode & WRITABLE_BY_OTHERS else file.read()
     return None

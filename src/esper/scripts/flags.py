@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 import tyro
 
 from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
-from esper.leyline.config.values import described, options_of, shown
+from esper.leyline.config.values import description, options_of, shown
 from esper.leyline.errors import UsageError, suggestion
 
 Command = TypeVar("Command")
@@ -187,7 +187,7 @@ def _alone(
         raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
     if rest or given[name] == ():
         got = shown(values[0]) if len(values) == 1 else " ".join(values) or "nothing"
-        takes = described(kind).replace("null", "None")
+        takes = description(kind).replace("null", "None")
         raise UsageError(f"{flag}: must be {takes}, got {got}")
     return given
 

@@ -97,9 +97,9 @@ def _one(
             for each in made:
                 each.rmdir()
         if isinstance(error, FailingBatch):
-            raise FailingBatch(error.name, error.cause, own.described(error.cause)) from error
+            raise FailingBatch(error.name, error.cause, own.describe(error.cause)) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
-            raise UsageError(f"model: training fails ({own.described(error)})") from error
+            raise UsageError(f"model: training fails ({own.describe(error)})") from error
         raise
     text = f"{result.comparison()}\n{_verdict(result, given.keep)}"
     print(text)

@@ -197,7 +197,7 @@ class Exported:
 
     def onnx(self) -> bytes:
         """The content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
-        return onnx_bytes(self.program, named=False)
+        return onnx_bytes(self.program, standard_names=False)
 
 
 def exported(model: nn.Module, inputs: Any) -> Exported:

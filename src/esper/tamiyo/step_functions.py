@@ -171,7 +171,7 @@ class TorchStep:
         parameters = self.engine.seed_parameters(state)
         seed_parameters_max = torch.maximum(parameters, before.seed_parameters)
         full_signals = updated_signals(
-            before.signals.entered(before.state, epoch_state, accuracy),
+            before.signals.after_entries(before.state, epoch_state, accuracy),
             before_tick,
             self.engine.slots,
             epoch,

@@ -29,7 +29,7 @@ from esper.leyline.events import (
     to_floats,
 )
 from esper.leyline.events.reader import EventReader
-from esper.leyline.notices import escaped
+from esper.leyline.notices import escape
 
 _KINDS = (
     AnalyticsSnapshot,
@@ -180,7 +180,7 @@ class RunData:
 
 def _label(run: Path) -> str:
     """The name of a run's directory in printable form."""
-    printable = escaped(run.resolve().name)
+    printable = escape(run.resolve().name)
     # Matplotlib hides a curve whose label begins with an underscore.
     return f"run {printable}" if printable.startswith("_") else printable
 

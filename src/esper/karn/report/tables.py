@@ -61,11 +61,11 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
     if np.isfinite(run.speed).any():
         figures.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
-        gain, validation, added = (
+        gain, validation, size = (
             (_label(FIGURES[name]), final_figure(run, FIGURES[name]))
             for name in ("gain", "validation_gain", "added_parameters")
         )
-        figures = [gain, validation, *figures, added]
+        figures = [gain, validation, *figures, size]
     return [(name, *_split_interval(value)) for name, value in figures]
 
 

@@ -227,7 +227,7 @@ class Environment(View):
             text = full if wide else in_one_line(decision, palette)
         self.detail.show(text)
 
-    def on_rows_table_cursor_moved(self) -> None:
+    def on_rows_table_cursor_move(self) -> None:
         """Show the decision under the cursor."""
         if self._latest is not None:
             self._show_decision(self._latest[1])

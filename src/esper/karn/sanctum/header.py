@@ -28,14 +28,14 @@ class Standing:
         playhead: position of the moment that is shown.
         silence: seconds since data last arrived.
         alive: whether the run's process is alive; None if not checked.
-        loaded: whether the file has been read to its end.
+        at_end: whether the file has been read to its end.
     """
 
     log: EventLog
     playhead: Playhead
     silence: float
     alive: bool | None
-    loaded: bool
+    at_end: bool
 
 
 class Header(Lines):
@@ -121,7 +121,7 @@ def seconds_left(moment: Moment) -> float | None:
 def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
     """Return the status: reading, paused, replay, ended, silent or live."""
     playhead = standing.playhead
-    if not standing.loaded:
+    if not standing.at_end:
         share = standing.log.index.length / max(1, standing.log.size)
         return Text(f"reading, {100 * share:.0f} %", style=palette.warning)
     if not playhead.live:

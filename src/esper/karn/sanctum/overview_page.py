@@ -210,14 +210,14 @@ class Overview(View):
         event.input.display = False
         self.table.focus()
 
-    def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
+    def on_rows_table_heading_click(self, event: RowsTable.HeadingClick) -> None:
         """Sort by the clicked column."""
         if event.title in SORTS:
             self.sort_by(event.title)
 
-    def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+    def on_rows_table_choice(self, event: RowsTable.Choice) -> None:
         """Open the chosen environment."""
-        self.post_message(self.Chosen(None, self.rows[event.row].environment))
+        self.post_message(self.Choice(None, self.rows[event.row].environment))
 
 
 def _totals(every: list[Row], palette: Palette, words: bool) -> Text:

@@ -12,10 +12,12 @@ from esper.leyline.errors import UsageError, suggestion
 
 def defaults_of(*kinds: Run) -> TrainConfig:
     """The default configuration of a run; where kinds differ, the last one counts."""
-    own = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
+    defaults = {name: about(f).defaults for name, f in settings_of(TrainConfig).items()}
     config = TrainConfig()
     for run in kinds:
-        config = _with(config, {name: own[name][run] for name in own if run in own[name]})
+        config = _with(
+            config, {name: defaults[name][run] for name in defaults if run in defaults[name]}
+        )
     return config
 
 
@@ -43,16 +45,16 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
         UsageError: an unknown key, a wrong type, two values for one setting, or a setting of
             another kind of run.
     """
-    given = canonical(settings)
-    complete = _with(base or TrainConfig(), given)
+    values = canonical(settings)
+    complete = _with(base or TrainConfig(), values)
     kinds, gym = _kinds(complete), complete.gymnasium.gym
     if base is None:
-        complete = _with(defaults_of(*kinds), given)
+        complete = _with(defaults_of(*kinds), values)
     elif (base.gymnasium.gym is None) != (gym is None):
         raise UsageError(
             f"gym: {shown(gym)} would change the kind of run; start a new run with esper train ppo"
         )
-    _check_kinds(given, kinds)
+    _check_kinds(values, kinds)
     return complete
 
 
@@ -68,7 +70,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     fields, names = settings_of(TrainConfig), spellings(TrainConfig)
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
@@ -76,46 +78,46 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
             hint = suggestion(word, names, "esper train ppo --help lists all settings")
             raise UsageError(f"{key}: there is no such setting; {hint}")
         name = names[word]
-        if name in given and given[name] != value:
+        if name in values and values[name] != value:
             raise UsageError(f"{key}: {name} was already given another value; keep one of them")
-        given[name] = value
-    return _with_devices({name: typed(name, v, fields[name].type) for name, v in given.items()})
+        values[name] = value
+    return _with_devices({name: typed(name, v, fields[name].type) for name, v in values.items()})
 
 
-def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with both ``device`` and ``devices`` if it has one of them."""
-    if "devices" in given:
-        devices = given["devices"]
+def _with_devices(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with both ``device`` and ``devices`` if it has one of them."""
+    if "devices" in values:
+        devices = values["devices"]
         if not devices:
             raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
-        if given.get("device", devices[0]) != devices[0]:
+        if values.get("device", devices[0]) != devices[0]:
             raise UsageError(
-                f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
+                f"device: {shown(values['device'])} and devices {shown(' '.join(devices))} "
                 "contradict each other; give one of them"
             )
-        return given | {"device": devices[0]}
-    return given | {"devices": (given["device"],)} if "device" in given else given
+        return values | {"device": devices[0]}
+    return values | {"devices": (values["device"],)} if "device" in values else values
 
 
-def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+def _with(base: TrainConfig, values: dict[str, Any]) -> TrainConfig:
     groups = {}
     for group in dataclasses.fields(TrainConfig):
         part = getattr(base, group.name)
-        own = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
-        groups[group.name] = dataclasses.replace(part, **own)
+        changes = {f.name: values[f.name] for f in dataclasses.fields(part) if f.name in values}
+        groups[group.name] = dataclasses.replace(part, **changes)
     return TrainConfig(**groups)
 
 
-def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
+def _check_kinds(values: dict[str, Any], kinds: tuple[Run, ...]) -> None:
     """Refuse settings of other kinds of run than ``kinds``."""
     fields = settings_of(TrainConfig)
-    for name in given:
+    for name in values:
         only = None if name == "gym" else about(fields[name]).only
         if only is not None and only not in kinds:
-            raise UsageError(f"{name}: {_MISPLACED[only]}")
+            raise UsageError(f"{name}: {_ADVICE[only]}")
 
 
-_MISPLACED: dict[Run, str] = {
+_ADVICE: dict[Run, str] = {
     "growth": "belongs to growing networks, not to --gym; leave it out",
     "gym": "belongs to a Gymnasium task; give --gym ID, or leave it out",
     "impala": "belongs to IMPALA; train with esper train impala, or leave it out",

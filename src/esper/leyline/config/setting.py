@@ -96,11 +96,11 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
 
 
 def _settings(kind: type) -> Iterator[Field[Any]]:
-    for own in dataclasses.fields(kind):
-        if isinstance(own.type, type) and dataclasses.is_dataclass(own.type):
-            yield from _settings(own.type)
+    for part in dataclasses.fields(kind):
+        if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
+            yield from _settings(part.type)
         else:
-            yield own
+            yield part
 
 
 def spellings(kind: type) -> dict[str, str]:

@@ -163,7 +163,7 @@ class GrowthEnv(GrowthLayout):
         self._tasks_of_shards: list[int] = []
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
-        self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        self.scales = ScaleTable.fresh(rows, device) if self.precision.scales_losses else None
         # A group split over two devices has a twin on each, whose scales adapt independently.
         more_devices = devices[1:] if self.scales else ()
         self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in more_devices)]

@@ -38,7 +38,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
-from esper.tolaria.export import committed, difference, grown_network
+from esper.tolaria.export import committed_seeds, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
 
@@ -289,7 +289,7 @@ def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
 def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, float]) -> Grown:
     engine, state, last = shard.engine, shard.state, task.episode_length - 1
     scores = {split: engine.committed_scores(state, last, split) for split in SPLITS}
-    fossilised = committed(state)
+    fossilised = committed_seeds(state)
     images = engine.bank.held_back("test", engine.datasets(last)[:1]).by_row()[0][:64, :, :, 0]
     logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossilised, images)[0]
     return Grown(

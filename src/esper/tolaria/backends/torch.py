@@ -154,7 +154,7 @@ class TorchBackend:
         readings = [
             self._read(
                 stack,
-                plan(seeds.varied(v)),
+                plan(seeds.of_variant(v)),
                 v.rows if rows is None else rows[v.rows],
             )
             for v in variants
