@@ -51,7 +51,7 @@ class NaiveBackend:
     """
 
     name = "naive"
-    threaded = True
+    uses_all_threads = True
 
     def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
         self.host, self.threads = host, threads

@@ -16,7 +16,7 @@ from pathlib import Path
 from esper.native.cache import (
     CACHE_VARIABLE,
     COMPILING,
-    Untrusted,
+    UntrustedFolder,
     cache_directory,
     digest_path,
     is_intact,
@@ -161,7 +161,7 @@ def cached_library(rebuild: bool = False) -> Path:
     flags = compiler_flags(instruction_sets()[0])
     try:
         own_folder(folder)
-    except Untrusted as error:
+    except UntrustedFolder as error:
         raise Unavailable(str(error)) from error
     except OSError as error:
         raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error

@@ -20,7 +20,7 @@ COMPILING = "compiling-"
 """Prefix of the folders in which libraries are compiled."""
 
 
-class Untrusted(Exception):
+class UntrustedFolder(Exception):
     """The folder is not one whose libraries may be executed; the message says why in one line."""
 
 
@@ -38,19 +38,21 @@ def own_folder(folder: Path) -> None:
     A folder of this user loses write permission for others, unless it is sticky like ``/tmp``.
 
     Raises:
-        Untrusted: it belongs to somebody else, or others can write to it.
+        UntrustedFolder: it belongs to somebody else, or others can write to it.
         OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     advice = f"set {CACHE_VARIABLE} to a folder of your own"
     if status.st_uid not in _trusted():
-        raise Untrusted(f"{folder} belongs to another user, so nothing in it is used; {advice}")
+        raise UntrustedFolder(
+            f"{folder} belongs to another user, so nothing in it is used; {advice}"
+        )
     if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         try:
             folder.chmod(stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
         except OSError as error:
-            raise Untrusted(
+            raise UntrustedFolder(
                 f"others can write to {folder}, so nothing in it is used; {advice}"
             ) from error
 

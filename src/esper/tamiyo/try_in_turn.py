@@ -13,7 +13,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op
 from esper.tamiyo.baselines import blueprint_of, on_device
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
+from esper.tamiyo.try_and_keep import MARGIN, feature, growth_actions, seed_worth
 
 PATIENCE = 0.3
 """Part of the episode for which ``RuleActor`` waits before it decides about a seed."""
@@ -142,5 +142,5 @@ def turns_of(
         order=sequence,
         start=table(round(start * episode_length)),
         patience=table(wait),
-        last=table(episode_length - wait - REST),
+        last=table(episode_length - wait - MARGIN),
     )

@@ -133,12 +133,12 @@ def _title(runs: list[RunData]) -> str:
         return f"{len(runs)} runs side by side"
     tasks = runs[0].task_names
     names = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-    return f"{names}: {runs[0].started.policy}"
+    return f"{names}: {runs[0].start.policy}"
 
 
 def _notes(run: RunData, ladders: Ladders) -> list[str]:
     """Warnings above the figures, such as an incomplete run or missing events."""
-    so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
+    so_far = f"after {run.info.rounds_done} of {run.start.rounds} rounds."
     states = {
         "running": f"{run.label} is still running; the page shows it {so_far}",
         "interrupted": f"{run.label} was interrupted {so_far}",

@@ -122,7 +122,7 @@ def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
 def _marks(run: RunData, name: str, logarithmic: bool) -> list[tuple[NDArray[np.bool_], str, str]]:
     """Updates whose value is not on the curve: (mask ``[U]``, mark, reason)."""
     values, missing = run.metrics[name], run.missing[name]
-    nan_text = "not a number" if run.started.schema >= 3 else "missing or not a number"
+    nan_text = "not a number" if run.start.schema >= 3 else "missing or not a number"
     head = parts_of(Metric.HEAD_ENTROPY, [name]).get(name, "")
     choice = run.metrics.get(part_metric(Metric.HEAD_CHOICE, head))
     no_choice = choice == 0 if choice is not None else missing & False

@@ -109,7 +109,7 @@ class Overview(View):
     def _show_table(self, moment: Moment, palette: Palette) -> None:
         slots = max((len(row.stages) for row in self.rows), default=0)
         wide = self.table.size.width >= 92
-        several = moment.started is not None and len(moment.started.tasks) > 1
+        several = moment.start is not None and len(moment.start.tasks) > 1
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
             Column("val. acc", 8, lambda row: number_text(row.accuracy), right=True),
@@ -138,7 +138,7 @@ class Overview(View):
             good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
             text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
         elif means:
-            policy = moment.started.policy if moment.started else "the policy"
+            policy = moment.start.policy if moment.start else "the policy"
             text = Text(f"{policy} does not learn", style=palette.muted)
         else:
             text = Text("no round is over yet", style=palette.muted)

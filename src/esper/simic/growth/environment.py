@@ -315,7 +315,7 @@ class GrowthEnv(GrowthLayout):
             memory = self._row_memory[key, device]
             rows = (self.count + len(self.twin_groups)) // len(set(self.devices))
             return parts_within(rows_at_a_time(memory, rows, device), runs, device)
-        if self.backends[key, device].threaded:
+        if self.backends[key, device].uses_all_threads:
             return 1
         return max(self.config.threads, -(-sum(runs) // MAX_ROWS))
 
@@ -330,7 +330,7 @@ class GrowthEnv(GrowthLayout):
             return [call() for call in calls]
         if self.device.type == "cuda":
             return self._each_by_device(self._pool, calls)
-        sequential = [shard.engine.backend.threaded for shard in self.shards]
+        sequential = [shard.engine.backend.uses_all_threads for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
         futures = {i: self._pool.submit(calls[i]) for i in longest_first if not sequential[i]}
         wait(futures.values())  # all shards have stopped before an error of one is raised

@@ -184,7 +184,7 @@ class Shard:
         scores = self.engine.measure(self.state, 0, committed=False).scores
         self._remember(scores)
         self.initial_accuracy = self.accuracy = scores.accuracy
-        self.committed: list[Tensor] = []
+        self.committed_accuracy: list[Tensor] = []
         self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
         return self._observe(*self._scores(last=False))
 
@@ -354,7 +354,7 @@ class Shard:
         progress.last_op, progress.success, progress.rolled_back = op, success, outcome.rolled_back
         self._remember(outcome.scores)
         if outcome.committed is not None:
-            self.committed.append(outcome.committed.expected)
+            self.committed_accuracy.append(outcome.committed.expected)
 
     def _remember(self, scores: Scores) -> None:
         progress = self.progress
@@ -368,7 +368,7 @@ class Shard:
         """
         window = self.progress.expected[:, -min(SCORE_WINDOW, self.progress.step + 1) :]
         if last:
-            window = torch.stack(self.committed, 1)
+            window = torch.stack(self.committed_accuracy, 1)
         score = window.mean(1)
         return self._environment_rows(score), self._twins(score)
 

@@ -22,7 +22,7 @@ class MixedBackend:
     """
 
     name = "native"
-    threaded = True
+    uses_all_threads = True
 
     def __init__(self, native: NativeBackend, fallback: TorchBackend):
         self.native, self.fallback = native, fallback

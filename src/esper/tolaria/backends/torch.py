@@ -36,7 +36,7 @@ class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``BlockHost``."""
 
     name = "torch"
-    threaded = False
+    uses_all_threads = False
     measures_slots = True
     """Switched off only to find what measuring the slots costs."""
 
