@@ -102,7 +102,7 @@ def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
 
 
 def _outcomes(title: str, span: str, entries: Entries, rows: list[str]) -> Picture:
-    figure = new_figure(height=_height(rows), left=_label_width(rows))
+    figure = new_figure(height=_height(rows), margin=_label_width(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -132,7 +132,7 @@ def _steps(
     title: str, span: str, run: RunData, entries: Entries, most: int, rows: list[str]
 ) -> Picture:
     """Steps of germination; ``most`` is the number of seeds that gets the largest mark."""
-    figure = new_figure(height=_height(rows), left=_label_width(rows))
+    figure = new_figure(height=_height(rows), margin=_label_width(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
