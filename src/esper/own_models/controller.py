@@ -333,7 +333,7 @@ class Growth:
             train_loss=None if train_loss is None else float(train_loss),
             **asdict(outcome.validation),
             parameters=self._count + seeds,
-            added_parameters=acting,
+            added=acting,
             stages={} if self._lifecycle is None else self._lifecycle.stages,
             contributions=outcome.contributions,
             actions=outcome.actions,
