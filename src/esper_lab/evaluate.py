@@ -140,7 +140,7 @@ def _picture(evaluation: Evaluation, console: Console) -> dict[str, bytes]:
     except UsageError as missing:
         console.print(str(missing), soft_wrap=True, markup=False)
         return {}
-    from esper.karn.report.drawing import standalone, figure_style
+    from esper.karn.report.drawing import figure_style, standalone
     from esper_lab.ladder_figures import ladder_picture
 
     with figure_style():
