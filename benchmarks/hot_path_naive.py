@@ -51,7 +51,7 @@ class NaiveBackend:
     """
 
     name = "naive"
-    threaded = True
+    uses_all_threads = True
 
     def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
         self.host, self.threads = host, threads
@@ -139,13 +139,13 @@ class NaiveBackend:
         everyone = torch.arange(len(seeds.alpha))
         found = []
         for asked in (Variant(0, everyone, seeds.alpha), *variants):
-            varied = seeds.varied(asked)
+            of_variant = seeds.of_variant(asked)
             scores = []
             for i, r in enumerate(asked.rows.tolist()):
                 row = r if rows is None else int(rows[r])
                 data = int(held_back.dataset[r])
                 images = held_back.images[data].permute(0, 3, 1, 2)
-                module, living = self._loaded(row, i, stack, varied)
+                module, living = self._loaded(row, i, stack, of_variant)
                 module.eval()
                 logits = module(images.contiguous(memory_format=self.format), living)
                 labels = held_back.labels[data]

@@ -188,7 +188,11 @@ class Timed:
     """A backend whose calls are timed until the device has carried them out."""
 
     def __init__(self, backend: Backend, device: torch.device):
-        self.name, self.threaded, self.device = backend.name, backend.threaded, device
+        self.name, self.uses_all_threads, self.device = (
+            backend.name,
+            backend.uses_all_threads,
+            device,
+        )
         self.train_epoch = self._timed(backend.train_epoch)
         self.evaluate = self._timed(backend.evaluate)
         self.seconds = 0.0

@@ -107,7 +107,7 @@ class ToldActor(TryAndKeepActor):
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``baselines.Actor.begin``."""
         super().begin(environments, episode)
-        self._planted |= self.wrong
+        self._plantings |= self.wrong
 
 
 def told_actor(env: GrowthEnv) -> Actor:

@@ -235,7 +235,7 @@ def followed(
 ) -> Schedule:
     """The schedules of the plans that are chosen for each host."""
     rows = zip(chosen, hosts.tasks, strict=True)
-    return Schedule.stacked([schedule((plans[plan],), task, length) for plan, task in rows])
+    return Schedule.concatenate([schedule((plans[plan],), task, length) for plan, task in rows])
 
 
 def further(

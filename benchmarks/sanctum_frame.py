@@ -85,7 +85,7 @@ async def frames(run: Path, size: tuple[int, int]) -> dict[str, list[tuple[float
     app = Sanctum(run)
     found: dict[str, list[tuple[float, float]]] = {}
     async with app.run_test(size=size) as pilot:
-        while not app.loaded:
+        while not app.at_end:
             await pilot.pause(0.05)
         for page in PAGES:
             app.action_page(page.title)

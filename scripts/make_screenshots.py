@@ -33,7 +33,7 @@ async def picture(run: Path, target: Path, keys: list[str], light: bool = False)
     """Write one page of a run as SVG."""
     app = Sanctum(run, light)
     async with app.run_test(size=(WIDTH, HEIGHT)) as pilot:
-        while not app.loaded:
+        while not app.at_end:
             await pilot.pause(0.05)
         for key in keys:
             await pilot.press(key)

@@ -105,8 +105,8 @@ GROWTH = (
             ("no velocity", "alpha_velocity=alpha - state.alpha,", "alpha_velocity=state.alpha,"),
             (
                 "a reset slot keeps its seed",
-                ".emptied(resetting)",
-                ".emptied(resetting & ~resetting)",
+                ".with_empty_slots(resetting)",
+                ".with_empty_slots(resetting & ~resetting)",
             ),
             ("cosine is linear", "0.5 * (1.0 - torch.cos(torch.pi * time))", "1.0 * time"),
             (
@@ -260,7 +260,7 @@ GROWTH = (
             ),
             (
                 "no price",
-                "return score - price * growth(score, added, host_parameters)",
+                "return score - price * growth(score, added_parameters, host_parameters)",
                 "return score",
             ),
             (
@@ -326,8 +326,8 @@ GROWTH = (
             ),
             (
                 "no charge for dependence",
-                "torch.where(counted, credit - charge, 0.0)",
-                "torch.where(counted, credit, 0.0)",
+                "torch.where(pending, credit - charge, 0.0)",
+                "torch.where(pending, credit, 0.0)",
             ),
             ("the charge has no cap", ".clamp(0.0, RATIO_CAP)", ".clamp(min=0.0)"),
             ("shock is linear", "change.square() * size", "change.abs() * size"),

@@ -57,7 +57,7 @@ NAMED = (
             ),
             (
                 "dropped-telemetry count: never",
-                "        self.dropped += 1\n        if",
+                "        self.drop_count += 1\n        if",
                 "        if",
             ),
         ),
@@ -206,13 +206,13 @@ NAMED = (
             ),
             (
                 "isolation: every seed is isolated",
-                "isolated = (copy.alpha == 0).long()",
-                "isolated = (copy.alpha >= 0).long()",
+                "isolation = (copy.alpha == 0).long()",
+                "isolation = (copy.alpha >= 0).long()",
             ),
             (
                 "isolation: no seed is isolated",
-                "isolated = (copy.alpha == 0).long()",
-                "isolated = (copy.alpha < 0).long()",
+                "isolation = (copy.alpha == 0).long()",
+                "isolation = (copy.alpha < 0).long()",
             ),
         ),
     ),
@@ -235,8 +235,8 @@ NAMED = (
         (
             (
                 "price stage",
-                "counted = own.stage == Stage.FOSSILISED if last else own.acting",
-                "counted = own.acting",
+                "pays = state.stage == Stage.FOSSILISED if last else state.acting",
+                "pays = state.acting",
             ),
             (
                 "twin's data order",

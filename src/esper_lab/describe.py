@@ -87,12 +87,14 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
     for op in Op:
         row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
     console.print(table)
-    init, actions, rest = map(_share, (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest))
+    init, actions, remainder = map(
+        _share, (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest)
+    )
     console.print(
         "Gain is test utility minus that of the never-grow twin, after the last step; its interval "
         "is over hosts.\n"
         f"variance of the untrained policy's return: {init} from init alone (host and data), "
-        f"{actions} from actions alone, {rest} from both and from the seeds' initial weights\n"
+        f"{actions} from actions alone, {remainder} from both and from the seeds' initial weights\n"
         "signal-to-noise ratio of growing everything against never growing: "
         f"{diagnosis.step_signal:.2f} in the reward of a step, "
         f"{diagnosis.return_signal:.2f} in the return",

@@ -180,7 +180,7 @@ def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:
     assert report.twin_test is not None
 
     def ending(scores: Scores, score: Tensor, twin_score: Tensor) -> Ending:
-        utility = env.utility(score, report.added).double()
+        utility = env.utility(score, report.added_parameters).double()
         accuracy, loss = scores.accuracy.double(), scores.loss.double()
         return Ending(utility, utility - twin_score, accuracy, loss)
 

@@ -140,10 +140,10 @@ def _picture(evaluation: Evaluation, console: Console) -> dict[str, bytes]:
     except UsageError as missing:
         console.print(str(missing), soft_wrap=True, markup=False)
         return {}
-    from esper.karn.report.drawing import standalone, styled
+    from esper.karn.report.drawing import figure_style, standalone
     from esper_lab.ladder_figures import ladder_picture
 
-    with styled():
+    with figure_style():
         drawing = ladder_picture(evaluation).svg
     return {} if drawing is None else {"ladder.svg": standalone(drawing).encode()}
 

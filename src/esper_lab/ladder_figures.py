@@ -53,7 +53,7 @@ def ladder_picture(evaluation: Evaluation) -> Picture:
     """
     rows, front_rows = steps(evaluation), front(evaluation)
     total_height = 0.6 + 0.27 * len(rows) + (FRONT_HEIGHT if front_rows else 0.0)
-    figure = new_figure(height=total_height, left=MARGIN)
+    figure = new_figure(height=total_height, margin=MARGIN)
     axes = figure.add_subplot(xlabel="utility on the test split, points")
     for rank, row in enumerate(rows):
         mean, low, high = row.utility

@@ -64,7 +64,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 @cache
-def _generate(noise: float, shear: float, translation: int, shuffled: bool) -> tuple[Pair, Pair]:
+def _generate(noise: float, shear: float, translation: int, shuffle: bool) -> tuple[Pair, Pair]:
     """Inputs and labels, each of the training and the test part of the package."""
     try:
         from mnist1d.data import get_dataset_args, make_dataset
@@ -74,7 +74,7 @@ def _generate(noise: float, shear: float, translation: int, shuffled: bool) -> t
         ) from error
     settings = get_dataset_args()
     settings.corr_noise_scale, settings.shear_scale = noise, shear
-    settings.max_translation, settings.shuffle_seq = translation, shuffled
+    settings.max_translation, settings.shuffle_seq = translation, shuffle
     # The package seeds the global generators, which belong to the user.
     states = random.getstate(), np.random.get_state()
     try:

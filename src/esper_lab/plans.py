@@ -156,7 +156,7 @@ class LibraryActor:
     def _schedule(self) -> Schedule:
         """The plan of each environment in this episode."""
         first = self._episode * len(self._environments)
-        return Schedule.stacked(
+        return Schedule.concatenate(
             [
                 schedule((self.plans[(first + i) % len(self.plans)],), task, self.episode_length)
                 for i, task in enumerate(self.tasks())

@@ -128,7 +128,7 @@ def play_plans(
 
         def actor(env: GrowthEnv, group: tuple[Plan, ...] = group) -> Actor:
             rows = [schedule(group, task) for task in tasks_of_groups(env)]
-            return ScheduleActor(Schedule.stacked(rows))
+            return ScheduleActor(Schedule.concatenate(rows))
 
         rules = Rules(one_at_a_time=indices is in_turn)
         parts.append(play(population, actor, len(group), rules, on_batch))
@@ -216,12 +216,12 @@ def _batch(
         return values.double().view(len(tasks), members).numpy()
 
     return Outcome(
-        test_utility=table(env.utility(report.test.expected, report.added)),
-        validation_utility=table(env.utility(report.score, report.added)),
+        test_utility=table(env.utility(report.test.expected, report.added_parameters)),
+        validation_utility=table(env.utility(report.score, report.added_parameters)),
         test_score=table(report.test.expected),
         validation_score=table(report.score),
         test_accuracy=table(report.test.accuracy),
-        added=table(report.added),
+        added=table(report.added_parameters),
         features=features.double().numpy(),
     )
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from esper.karn.report import drawing, write_report
-from esper.karn.report.drawing import new_figure, picture, styled
+from esper.karn.report.drawing import figure_style, new_figure, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.tables import seed_table
 from esper.leyline.errors import UsageError
@@ -247,7 +247,7 @@ def test_memory_does_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
 
 
 def test_a_figure_without_a_finite_point_is_left_out_with_a_sentence() -> None:
-    with styled():
+    with figure_style():
         figure = new_figure()
         figure.add_subplot().plot([1, 2], [np.nan, np.inf])
         assert picture(figure, "Empty", "Nothing.").svg is None

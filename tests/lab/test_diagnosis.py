@@ -122,7 +122,7 @@ def test_gain_is_measured_on_test_against_the_twin_and_validation_stands_beside_
     collect(env, ScheduleActor(Schedule.everything(6, TASK.host.slots)), 0)
     (shard,) = env.shards
     everything, never = found.results["everything"], found.results["never"]
-    price = 0.05 * torch.log1p(shard._added(last=True) / TASK.host.parameter_count)
+    price = 0.05 * torch.log1p(shard._priced_parameters(last=True) / TASK.host.parameter_count)
     assert bool((price > 0.0).all())
     for split, ending in (("test", everything.test), ("validation", everything.validation)):
         scores = shard.engine.committed_scores(shard.state, 29, split)

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from esper.karn.report import write_report
-from esper.karn.report.drawing import standalone, styled
+from esper.karn.report.drawing import figure_style, standalone
 from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
 from esper_lab.evaluation import Evaluation, Rung, read_evaluation
@@ -143,7 +143,7 @@ def test_every_condition_of_the_gate_counts(change: dict):
 
 
 def test_the_picture_names_every_rung_and_marks_the_policy():
-    with styled():
+    with figure_style():
         drawing = ladder_picture(FOUND)
     assert drawing.svg is not None
     assert "xmlns" in drawing.svg[:300]
@@ -154,7 +154,7 @@ def test_the_picture_names_every_rung_and_marks_the_policy():
 
 
 def test_a_picture_of_its_own_has_every_colour_that_it_uses():
-    with styled():
+    with figure_style():
         drawing = ladder_picture(FOUND).svg
     assert drawing is not None
     used = {*re.findall(r"var\((--[\w-]+)\)", drawing)}

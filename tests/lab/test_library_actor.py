@@ -36,7 +36,7 @@ def test_each_environment_follows_its_plan_for_the_task_it_drew() -> None:
             number = (episode * COUNT + i) % len(plans)
             seen.append(number)
             (row,) = (schedule((plans[number],), task, LENGTH),)
-            wide = Schedule.stacked([row] * COUNT)
+            wide = Schedule.concatenate([row] * COUNT)
             alone = collect(env, ScheduleActor(wide), episode).actions
             assert torch.equal(found[:, i], alone[:, i]), (episode, plans[number].name)
     assert set(seen) == set(range(len(plans))), "all plans are played"

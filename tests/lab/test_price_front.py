@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from esper.karn.report.drawing import styled
+from esper.karn.report.drawing import figure_style
 from esper_lab.evaluate import show
 from esper_lab.evaluation import Rung
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
@@ -95,7 +95,7 @@ def test_there_is_no_front_without_drawn_prices_and_scores(change: dict[str, obj
     found = msgspec.structs.replace(FOUND, **change)
     assert front(found) == []
     assert len(ladder_tables(found)) == 1
-    with styled():
+    with figure_style():
         assert "parameters added" not in (ladder_picture(found).svg or "")
 
 
@@ -116,7 +116,7 @@ def test_the_table_is_printed_and_in_the_report():
 
 
 def test_the_picture_has_a_line_for_every_rung_and_a_point_for_every_third():
-    with styled():
+    with figure_style():
         drawing = ladder_picture(FOUND)
     assert drawing.svg is not None
     assert "test accuracy, %" in drawing.svg

@@ -2,7 +2,7 @@
 
 import pytest
 
-from esper.tamiyo.try_and_keep import REST
+from esper.tamiyo.try_and_keep import MARGIN
 from esper_lab.trials import TRIALS, TrialPlan
 
 
@@ -10,7 +10,7 @@ from esper_lab.trials import TRIALS, TrialPlan
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_every_slot_is_decided_before_the_end(length: int, slots: int):
     for plan in TRIALS:
-        assert 1 <= plan.decision_step(length, slots) <= length - slots - REST
+        assert 1 <= plan.decision_step(length, slots) <= length - slots - MARGIN
 
 
 def test_the_decision_is_half_way_or_as_late_as_the_slots_allow():

@@ -205,10 +205,10 @@ def test_a_reader_that_follows_a_run_reads_every_line_once(tmp_path: Path) -> No
         sink.write(event)
         sink.flush()
         if draws.random() < 0.1:
-            seen += log.appended(draws.choice((100, 5_000, 1 << 20)))
+            seen += log.new_lines(draws.choice((100, 5_000, 1 << 20)))
     sink.close()
     while log.behind:
-        seen += log.appended(1 << 20)
+        seen += log.new_lines(1 << 20)
     assert seen == [line.rstrip(b"\n") for line in LINES[: len(EVENTS[:400])]]
     assert log.resets == 0
 

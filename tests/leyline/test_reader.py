@@ -26,7 +26,7 @@ def test_forward_backward_and_incremental_reading_agree(run: str) -> None:
         assert list(EventReader(RECORDED / run).backwards(block)) == events[::-1]
     reader, pieces = EventReader(RECORDED / run), []
     while reader.behind:
-        pieces += reader.appended(1000)
+        pieces += reader.new_lines(1000)
     assert [decode(line) for line in pieces] == events
     assert reader.resets == 0
 
@@ -57,5 +57,5 @@ def test_missing_event_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no events"):
         next(iter(reader))
     with pytest.raises(FileNotFoundError):
-        reader.appended()
+        reader.new_lines()
     assert not list(reader.backwards())

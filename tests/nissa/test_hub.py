@@ -106,7 +106,7 @@ def test_a_slow_sink_drops_steps_but_never_rounds(capsys) -> None:
     assert [type(e) for e in sink.events[-2:]] == [CheckpointSaved, TelemetryDropped]
     last_event = sink.events[-1]
     assert isinstance(last_event, TelemetryDropped)
-    assert (last_event.round, last_event.steps, last_event.total, hub.dropped) == (1, 6, 6, 6)
+    assert (last_event.round, last_event.steps, last_event.total, hub.drop_count) == (1, 6, 6, 6)
 
     hub.emit_later(lambda: [pruned(11)])
     hub.flush()
@@ -132,7 +132,7 @@ def test_steps_whose_events_cannot_be_made_are_reported_once_and_counted_in_tota
     assert [type(e) for e in sink.events] == [PPOUpdateCompleted, TelemetryDropped] * 2
     reports = [event for event in sink.events if isinstance(event, TelemetryDropped)]
     assert [(each.round, each.steps, each.total) for each in reports] == [(1, 3, 3), (2, 2, 5)]
-    assert hub.dropped == 5
+    assert hub.drop_count == 5
     assert capsys.readouterr().err.count("no such tensor") == 1
 
 

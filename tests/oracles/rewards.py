@@ -51,7 +51,7 @@ class Moment:
     twin_score: float
     previous_gain: float
     host_parameters: int
-    added: int
+    added_parameters: int
     price: float
 
     @property
@@ -60,7 +60,9 @@ class Moment:
 
     @property
     def utility(self) -> float:
-        return self.score - self.price * math.log(1.0 + self.added / self.host_parameters)
+        return self.score - self.price * math.log(
+            1.0 + self.added_parameters / self.host_parameters
+        )
 
     def named(self, op: Op) -> Seed | None:
         """The seed that ``op`` acted on."""
@@ -106,7 +108,7 @@ def shaped(m: Moment) -> float:
     for seed in m.seeds:
         if not m.last and seed.stage in (Stage.BLENDING, Stage.HOLDING):
             total += _credit(m, seed)
-    total -= min(0.5 * math.log(1.0 + m.added / m.host_parameters), 1.5)
+    total -= min(0.5 * math.log(1.0 + m.added_parameters / m.host_parameters), 1.5)
     shock = sum((s.alpha - s.alpha_before) ** 2 * s.parameters / m.host_parameters for s in m.seeds)
     total -= min(0.1958 * shock, 1.0)
     total -= 0.01 * max(0, sum(s.stage in POTENTIAL for s in m.seeds) - 1)
@@ -151,7 +153,7 @@ def simplified(m: Moment) -> float:
 
 
 def basic(m: Moment) -> float:
-    total = shaping(m) - 0.1 * m.added / 500_000
+    total = shaping(m) - 0.1 * m.added_parameters / 500_000
     kept = m.named(Op.FOSSILISE)
     if kept is not None:
         c = points(kept)
@@ -165,7 +167,7 @@ def basic(m: Moment) -> float:
 
 
 def sparse(m: Moment) -> float:
-    return max(-1.0, min(1.0, m.accuracy - 0.1 * m.added / 500_000)) if m.last else 0.0
+    return max(-1.0, min(1.0, m.accuracy - 0.1 * m.added_parameters / 500_000)) if m.last else 0.0
 
 
 ORACLES = {f.__name__: f for f in (terminal, paired, utility, shaped, simplified, basic, sparse)}

@@ -18,7 +18,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 def test_every_policy_in_the_box_has_a_whole_card() -> None:
     found = cards()
-    assert {card.name for card in found.values() if not card.learned} == {
+    assert {card.name for card in found.values() if not card.is_trained} == {
         "never",
         "heuristic",
         "rule",
@@ -28,7 +28,7 @@ def test_every_policy_in_the_box_has_a_whole_card() -> None:
         assert card.summary
         assert tuple(card.sections) == SECTIONS
         assert all(card.sections.values())
-        assert (card.observation == policy_box.OBSERVATION) == card.learned
+        assert (card.observation == policy_box.OBSERVATION) == card.is_trained
 
 
 def test_the_list_shows_every_card_within_the_terminal(tmp_path, capsys, monkeypatch) -> None:

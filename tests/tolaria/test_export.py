@@ -14,7 +14,13 @@ from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.choice import torch_backend
-from esper.tolaria.export import committed, export_program, grown_network, onnx_bytes, pt2_bytes
+from esper.tolaria.export import (
+    committed_seeds,
+    export_program,
+    grown_network,
+    onnx_bytes,
+    pt2_bytes,
+)
 from esper.tolaria.precision import Precision
 from residual_hosts import gardens, random_numbers, residual_host
 from support import (
@@ -80,7 +86,7 @@ def test_every_blueprint_and_style_matches_oracle_and_engine(host: Host) -> None
     stack, state = random_stack(host, len(garden)), seed_state(garden, 3)
     naive = naive_environments(host, stack, garden, optimisation(len(garden), 3))
     images = images_of(host, 7)
-    engine = torch_backend(host, Precision("cpu")).logits(stack, committed(state), images)
+    engine = torch_backend(host, Precision("cpu")).logits(stack, committed_seeds(state), images)
     for row, environment in enumerate(naive):
         found = grown_network(host, stack, state, row)(plain(images))
         expected = environment.host.eval()(plain(images), environment.seeds)
@@ -93,7 +99,7 @@ def test_a_user_module_is_exported_as_a_copy_with_its_seeds() -> None:
     for garden in gardens(14):
         stack, state = random_numbers(host, len(garden)), seed_state(garden, 4)
         images = images_of(host, 7)
-        engine = torch_backend(host, Precision("cpu")).logits(stack, committed(state), images)
+        engine = torch_backend(host, Precision("cpu")).logits(stack, committed_seeds(state), images)
         for row in range(len(garden)):
             network = grown_network(host, stack, state, row)
             torch.testing.assert_close(network(plain(images)), engine[row], rtol=0, atol=1e-12)
@@ -135,7 +141,7 @@ def case(name: str) -> tuple[Host, nn.Module, Callable[[torch.Tensor], torch.Ten
     backend = torch_backend(host, Precision("cpu"))
 
     def engine(images: torch.Tensor) -> torch.Tensor:
-        return backend.logits(stack, committed(state), images)[0]
+        return backend.logits(stack, committed_seeds(state), images)[0]
 
     return host, grown_network(host, stack, state, 0), engine
 

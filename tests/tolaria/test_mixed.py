@@ -124,7 +124,7 @@ def test_one_backend_computes_a_uniform_stack(host: Host, rows: tuple, monkeypat
     def refused(*_: object) -> None:
         raise AssertionError("the other one was asked")
 
-    idle = mixed.native if rows == FOREIGN else mixed.others
+    idle = mixed.native if rows == FOREIGN else mixed.fallback
     monkeypatch.setattr(idle, "train_epoch", refused)
     mine = [GARDEN[n] for n in rows]
     stack, seeds = random_stack(host, 2), Seeds.training(seed_state(mine, 3))

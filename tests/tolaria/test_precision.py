@@ -83,7 +83,7 @@ def test_torch_on_a_cpu_supports_both_dtypes(name: str, dtype: torch.dtype) -> N
     precision = resolve_precision(True, CPU, name, "torch")
     assert precision.amp_dtype == dtype
     assert precision.dtype_name == str(dtype).split(".")[1]
-    assert precision.scaled == (dtype == torch.float16)
+    assert precision.scales_losses == (dtype == torch.float16)
     with precision.autocast():
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 

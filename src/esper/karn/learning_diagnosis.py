@@ -73,16 +73,16 @@ def diagnose(
     if not updates or not values:
         return None
     recent = updates[-max(3, math.ceil(len(updates) / 5)) :]
-    broken = _first(recent, _refused, _not_finite, _too_far)
+    failure = _first(recent, _refusals, _not_finite, _too_far)
     if len(values) < MIN_ROUNDS:
         text = f"too early to tell after {_rounds(len(values))}; a trend takes {MIN_ROUNDS}"
-        return Verdict("too early", f"{text}; {broken}" if broken else text)
-    kept = fossilised[-len(recent) :]
-    cause = broken or _first(recent, _collapsed) or _nothing_kept(kept)
+        return Verdict("too early", f"{text}; {failure}" if failure else text)
+    fossils = fossilised[-len(recent) :]
+    cause = failure or _first(recent, _collapse) or _nothing_kept(fossils)
     cause = cause or _first(recent, _idle, _blind) or _noise(curve, values)
     span = _span(curve, values)
     trend = _trend(values)
-    if trend > 0 and not broken:
+    if trend > 0 and not failure:
         half = values[len(values) // 2 :]
         if len(half) >= MIN_ROUNDS and _trend(half) <= 0:
             since = len(values) - len(half) + 1
@@ -99,8 +99,8 @@ def _trend(values: Sequence[float]) -> int:
     """1 if values rise, -1 if they fall, 0 if neither is significant."""
     if len(set(values)) == 1:
         return 0
-    found = stats.kendalltau(range(len(values)), values)
-    return int(math.copysign(1, found.statistic)) if found.pvalue < SIGNIFICANT else 0
+    correlation = stats.kendalltau(range(len(values)), values)
+    return int(math.copysign(1, correlation.statistic)) if correlation.pvalue < SIGNIFICANT else 0
 
 
 def _span(curve: Curve, values: Sequence[float]) -> str:
@@ -120,12 +120,12 @@ def _first(recent: Sequence[Metrics], *causes: Callable[[Sequence[Metrics]], str
 
 def _mean(recent: Sequence[Metrics], metric: str) -> float:
     """Mean of the finite values of a metric; NaN if there are none."""
-    known = [value for each in recent if (value := each.get(metric)) is not None]
-    finite = [float(value) for value in known if math.isfinite(value)]
+    values = [value for each in recent if (value := each.get(metric)) is not None]
+    finite = [float(value) for value in values if math.isfinite(value)]
     return fmean(finite) if finite else math.nan
 
 
-def _refused(recent: Sequence[Metrics]) -> str:
+def _refusals(recent: Sequence[Metrics]) -> str:
     count = sum(bool(each.get(Metric.REFUSED)) for each in recent)
     if not count:
         return ""
@@ -151,12 +151,12 @@ def _too_far(recent: Sequence[Metrics]) -> str:
     return f"updates go too far, KL {divergence:.2g} nats each: lower --learning-rate"
 
 
-def _collapsed(recent: Sequence[Metrics]) -> str:
+def _collapse(recent: Sequence[Metrics]) -> str:
     bounds = Thresholds()
     head = part_metric(Metric.HEAD_ENTROPY, "op")
     if not math.isnan(_mean(recent, head)):
-        chosen = _mean(recent, part_metric(Metric.HEAD_CHOICE, "op"))
-        if chosen < bounds.entropy_choice:
+        choice = _mean(recent, part_metric(Metric.HEAD_CHOICE, "op"))
+        if choice < bounds.entropy_choice:
             return "operations leave no choice: see --slots, --max-seeds and --strict-gates"
         entropy, what = _mean(recent, head), "the policy always chooses the same operation"
     else:
@@ -180,11 +180,11 @@ def _idle(recent: Sequence[Metrics]) -> str:
 
 
 def _blind(recent: Sequence[Metrics]) -> str:
-    explained = _mean(recent, Metric.EXPLAINED_VARIANCE)
-    if not explained < BLIND_CRITIC:
+    variance = _mean(recent, Metric.EXPLAINED_VARIANCE)
+    if not variance < BLIND_CRITIC:
         return ""
     return (
-        f"the critic does not predict returns, explained variance {max(explained, -1.0):.2g}: more "
+        f"the critic does not predict returns, explained variance {max(variance, -1.0):.2g}: more "
         "--rounds, or a larger --envs"
     )
 

@@ -39,7 +39,7 @@ _MOVES: dict[tuple[int, int], Stage] = {
 """The stage to which a legal operation moves a seed immediately."""
 
 _STAGES = range(STAGE_COUNT)
-MOVED = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
+NEXT_STAGE = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
 """The stage after a legal operation, by ``Op`` and stage; ``_done`` makes two exceptions."""
 FIRST_CURVE = Table(
     [Curve.SIGMOID if style == Style.SIGMOID_ADD else Curve.LINEAR for style in Style]
@@ -142,7 +142,7 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
     target, steps = TARGETS[choice["alpha_target"]], SPEEDS[choice["alpha_speed"]]
     fading = prunes & (steps > 0) & (state.alpha > 0)
     lowers = holding & (fading | (retargets & (target < 1.0 - ALPHA_TOLERANCE)))
-    stage = torch.where(fading, state.stage, MOVED[slot_ops, state.stage])
+    stage = torch.where(fading, state.stage, NEXT_STAGE[slot_ops, state.stage])
 
     blends = advances & training
     state = replace(
@@ -194,7 +194,7 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
         stage_age=stage_age,
     )
     later = _in_stage(later, stage.masked_fill(faded_out, Stage.PRUNED))
-    return _at_rest(later, faded_out).emptied(resetting)
+    return _at_rest(later, faded_out).with_empty_slots(resetting)
 
 
 def progress(curve: Tensor, time: Tensor) -> Tensor:

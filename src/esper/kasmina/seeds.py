@@ -41,7 +41,7 @@ class _Record:
         """The record with ``function`` applied to every field."""
         return type(self)(**{f.name: function(getattr(self, f.name)) for f in fields(self)})
 
-    def filled(self, where: Tensor, value: float) -> Self:
+    def with_value(self, where: Tensor, value: float) -> Self:
         """The record with every field set to ``value`` (bools to false) where ``where [N, S]`` is
         true.
 
@@ -115,10 +115,10 @@ class SeedState(_Record):
         """The state in CPU memory: itself if it is there, else a copy; see ``states_on_host``."""
         return states_on_host(self)[0]
 
-    def emptied(self, slots: Tensor) -> "SeedState":
+    def with_empty_slots(self, slots: Tensor) -> "SeedState":
         """The state with the slots emptied where ``slots [N, S]`` is true."""
         stage = self.stage.masked_fill(slots, Stage.DORMANT)
-        return replace(self.filled(slots, 0), stage=stage)
+        return replace(self.with_value(slots, 0), stage=stage)
 
     @property
     def living(self) -> Tensor:
@@ -184,7 +184,7 @@ class SeedSignals(_Record):
         zeros = torch.zeros(shape, device=device)
         return replace(signals, contribution_velocity=zeros, exploding=zeros.bool())
 
-    def entered(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
+    def after_entries(self, before: SeedState, after: SeedState, accuracy: Tensor) -> "SeedSignals":
         """The signals after an action that took seeds from ``before`` to ``after``.
 
         ``accuracy [N]`` is the latest validation accuracy: the baseline of newborn seeds and of
@@ -203,7 +203,7 @@ class SeedSignals(_Record):
     def forget(self, slots: Tensor) -> "SeedSignals":
         """The signals, reset to unknown where ``slots [N, S]`` is true."""
         velocity = self.contribution_velocity.masked_fill(slots, 0.0)
-        return replace(self.filled(slots, nan), contribution_velocity=velocity)
+        return replace(self.with_value(slots, nan), contribution_velocity=velocity)
 
 
 class StageSets:

@@ -18,7 +18,7 @@ def first_line(error: BaseException) -> str:
 
 def suggestion(
     word: str,
-    known: Iterable[str],
+    words: Iterable[str],
     otherwise: str,
     *,
     show: Callable[[str], str] = repr,
@@ -28,10 +28,10 @@ def suggestion(
 
     Args:
         word: the unknown word.
-        known: the words to compare it with.
+        words: the words to compare it with.
         otherwise: the advice if no known word is similar.
         show: formats the suggested word.
         cutoff: minimum similarity of a suggestion, in [0, 1]; see ``difflib``.
     """
-    near = get_close_matches(word, list(known), 1, cutoff)
+    near = get_close_matches(word, list(words), 1, cutoff)
     return f"did you mean {show(near[0])}?" if near else otherwise

@@ -30,10 +30,10 @@ def part(name: str, purpose: str) -> Any:
     Raises:
         UsageError: the laboratory is not installed.
     """
-    found = find_part(name)
-    if found is None:
+    entry = find_part(name)
+    if entry is None:
         raise UsageError(f"{purpose}: {MISSING}")
-    return found
+    return entry
 
 
 MISSING = (

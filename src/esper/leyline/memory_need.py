@@ -39,9 +39,9 @@ def check_memory(config: TrainConfig) -> None:
         return
     width = config.learner.lstm_hidden
     check_fits("lstm_hidden", width, policy_bytes(width), power=2)
-    world, known = config.world, task_needs()
-    if config.gymnasium.gym is None and all(name in known for name in world.task):
-        needs = [known[name] for name in world.task]
+    world, table = config.world, task_needs()
+    if config.gymnasium.gym is None and all(name in table for name in world.task):
+        needs = [table[name] for name in world.task]
         steps = world.episode_length or min(need.episode_length for need in needs)
         hosts = sum(need.host_bytes for need in needs) / len(needs)
         check_environments(config, hosts, steps)
@@ -69,26 +69,26 @@ def check_environments(
     check_fits("envs", envs, rows * host_bytes + envs * (ENVIRONMENT_BYTES + steps_bytes))
 
 
-def check_fits(setting: str, value: int, needed: float, power: int = 1) -> None:
+def check_fits(setting: str, value: int, need: float, power: int = 1) -> None:
     """Refuse ``value`` of a setting if it needs more memory than there is.
 
     Args:
         setting: its name.
         value: what was asked for.
-        needed: bytes that it needs at least.
+        need: bytes that it needs at least.
         power: the power of the value with which the need grows.
 
     Raises:
         UsageError: see ``check_memory``.
     """
-    there = available_memory()
-    if there is None or needed <= there:
+    available = available_memory()
+    if available is None or need <= available:
         return
-    fits = int(value * (there / needed) ** (1 / power))
+    fits = int(value * (available / need) ** (1 / power))
     advice = f"about {fits} fit" if fits > 0 else "not even one fits"
     raise UsageError(
-        f"{setting}: {value} need at least {needed / GIB:.1f} GiB of memory, and "
-        f"{there / GIB:.1f} GiB are available; {advice}"
+        f"{setting}: {value} need at least {need / GIB:.1f} GiB of memory, and "
+        f"{available / GIB:.1f} GiB are available; {advice}"
     )
 
 
@@ -123,11 +123,11 @@ def available_memory(root: Path = Path("/")) -> int | None:
     The least of what the machine has, what the control groups of a container leave, and what the
     limit of this process allows.
     """
-    known = [*_machine(root), *_control_groups(root)]
+    limits = [*_machine(root), *_control_groups(root)]
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        known.append(limit)
-    return min(known, default=None)
+        limits.append(limit)
+    return min(limits, default=None)
 
 
 def _machine(root: Path) -> Iterator[int]:
@@ -150,19 +150,19 @@ def _control_groups(root: Path) -> Iterator[int]:
                 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
             )
             base = root / "sys/fs/cgroup" / ("" if version_2 else "memory")
-            place = base / inside.lstrip("/")
-            for folder in (place, *place.parents):
+            group = base / inside.lstrip("/")
+            for folder in (group, *group.parents):
                 if not folder.is_relative_to(base):
                     break
                 with suppress(OSError, ValueError):
-                    limit, used = (int((folder / name).read_text()) for name in names)
-                    yield max(0, limit - used + _reclaimable(folder))
+                    limit, usage = (int((folder / name).read_text()) for name in names)
+                    yield max(0, limit - usage + _reclaimable(folder))
 
 
 def _reclaimable(folder: Path) -> int:
     """Cached files that the system would drop before it refuses memory."""
     with suppress(OSError, ValueError):
         pairs = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        found = {pair[0]: int(pair[1]) for pair in pairs}
-        return found.get("inactive_file", found.get("total_inactive_file", 0))
+        statistics = {pair[0]: int(pair[1]) for pair in pairs}
+        return statistics.get("inactive_file", statistics.get("total_inactive_file", 0))
     return 0

@@ -18,9 +18,9 @@ def one_line(text: str) -> str:
     """Escape the control characters of a message; remove the middle of a long message."""
     if len(text) > LONGEST_MESSAGE:
         text = f"{text[: LONGEST_MESSAGE // 2]} [...] {text[-LONGEST_MESSAGE // 2 :]}"
-    return escaped(text)
+    return escape(text)
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """The text with control characters, line ends and unpaired surrogates written as escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -27,7 +27,7 @@ FORMAT_VERSION: Final = 1
 HEADER_KEY, SEAL_KEY = "esper_record", "esper_sha256"
 """Keys of header and seal in the metadata of a file."""
 
-_UNSEALED = b"0" * 64
+_BLANK_SEAL = b"0" * 64
 # In the footer of a Parquet file a value follows its key after a field header and its length.
 _SEAL = re.compile(re.escape(SEAL_KEY.encode()) + rb"\x18\x40([0-9a-f]{64})")
 _NAME = re.compile(r"round-(\d{6,})\.parquet")
@@ -55,27 +55,27 @@ class Layout(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     heads: list[str]
     options: dict[str, list[str]]
 
-    def differences(self, other: "Layout") -> list[str]:
-        """What ``other`` has and this layout lacks, and vice versa, in words; empty if equal."""
+    def differences(self, layout: "Layout") -> list[str]:
+        """What ``layout`` has and this layout lacks, and vice versa, in words; empty if equal."""
         pairs = [
-            ("host feature", self.host, other.host),
-            ("slot feature", self.slots, other.slots),
-            ("critic feature", self.critic, other.critic),
-            ("action head", self.heads, other.heads),
+            ("host feature", self.host, layout.host),
+            ("slot feature", self.slots, layout.slots),
+            ("critic feature", self.critic, layout.critic),
+            ("action head", self.heads, layout.heads),
         ]
         pairs += [
-            (f"option of head {head}", self.options.get(head, []), other.options.get(head, []))
-            for head in dict.fromkeys([*self.options, *other.options])
+            (f"option of head {head}", self.options.get(head, []), layout.options.get(head, []))
+            for head in dict.fromkeys([*self.options, *layout.options])
         ]
-        found = (_difference(*pair) for pair in pairs)
-        return [what for what in found if what is not None]
+        descriptions = (_difference(*pair) for pair in pairs)
+        return [what for what in descriptions if what is not None]
 
 
-def _difference(kind: str, own: list[str], others: list[str]) -> str | None:
-    if own == others:
+def _difference(kind: str, names: list[str], other_names: list[str]) -> str | None:
+    if names == other_names:
         return None
-    additional = ", ".join(name for name in others if name not in own)
-    missing = ", ".join(name for name in own if name not in others)
+    additional = ", ".join(name for name in other_names if name not in names)
+    missing = ", ".join(name for name in names if name not in other_names)
     parts = [f"with {kind} {additional}"] if additional else []
     parts += [f"without {kind} {missing}"] if missing else []
     return " and ".join(parts) or f"with another order of every {kind}"
@@ -124,7 +124,7 @@ def record_schema(layout: Layout) -> pyarrow.Schema:
     name = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     number, ops, blueprints = pyarrow.float32(), layout.options["op"], layout.options["blueprint"]
 
-    def fixed(kind: pyarrow.DataType, length: int) -> pyarrow.DataType:
+    def vector(kind: pyarrow.DataType, length: int) -> pyarrow.DataType:
         return pyarrow.list_(kind, length)
 
     return pyarrow.schema(
@@ -135,13 +135,13 @@ def record_schema(layout: Layout) -> pyarrow.Schema:
             ("task", name),
             ("draw", name),
             ("twin", pyarrow.int32()),
-            ("host", fixed(number, len(layout.host))),
-            ("slots", pyarrow.list_(fixed(number, len(layout.slots)))),
+            ("host", vector(number, len(layout.host))),
+            ("slots", pyarrow.list_(vector(number, len(layout.slots)))),
             ("blueprints", pyarrow.list_(pyarrow.int16())),
-            ("critic", fixed(number, len(layout.critic))),
-            ("legal_ops", pyarrow.list_(fixed(pyarrow.bool_(), len(ops)))),
-            ("legal_blueprints", pyarrow.list_(fixed(pyarrow.bool_(), len(blueprints)))),
-            ("actions", fixed(pyarrow.int16(), len(layout.heads))),
+            ("critic", vector(number, len(layout.critic))),
+            ("legal_ops", pyarrow.list_(vector(pyarrow.bool_(), len(ops)))),
+            ("legal_blueprints", pyarrow.list_(vector(pyarrow.bool_(), len(blueprints)))),
+            ("actions", vector(pyarrow.int16(), len(layout.heads))),
             ("log_prob", number),
             ("value", number),
             ("reward", number),
@@ -165,8 +165,8 @@ def record_path(run: Path, round_number: int) -> Path:
 def record_files(run: Path) -> list[Path]:
     """The records of a run in the order of their rounds."""
     folder = record_folder(run)
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if _NAME.fullmatch(path.name)), key=round_of)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=round_of)
 
 
 def round_of(path: Path) -> int:
@@ -197,7 +197,7 @@ def run_identity(run: Path) -> str:
 
 def sealed_record(table: pyarrow.Table, header: RecordHeader) -> bytes:
     """The content of the file of a record."""
-    metadata = {HEADER_KEY: msgspec.json.encode(header), SEAL_KEY: _UNSEALED}
+    metadata = {HEADER_KEY: msgspec.json.encode(header), SEAL_KEY: _BLANK_SEAL}
     sink = pyarrow.BufferOutputStream()
     pyarrow.parquet.write_table(
         table.replace_schema_metadata(metadata),
@@ -226,7 +226,7 @@ def verified_record(path: Path, identity: str) -> tuple[RecordHeader, bytes]:
     """
     content = path.read_bytes()
     begin, end = _seal_span(content)
-    blank = content[:begin] + _UNSEALED + content[end:]
+    blank = content[:begin] + _BLANK_SEAL + content[end:]
     if hashlib.sha256(blank).hexdigest().encode() != content[begin:end]:
         raise DamagedRecord("its checksum does not match")
     header = _header(path, content)

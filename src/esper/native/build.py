@@ -16,7 +16,7 @@ from pathlib import Path
 from esper.native.cache import (
     CACHE_VARIABLE,
     COMPILING,
-    Untrusted,
+    UntrustedFolder,
     cache_directory,
     digest_path,
     is_intact,
@@ -114,15 +114,17 @@ def _run(command: list[str], log: Path) -> None:
         raise Unavailable(f"{command[0]} failed; see {log}")
 
 
-def compile_for_a_wheel(place: Path) -> list[Path]:
-    """Compile the library into ``place`` for every instruction set of this architecture.
+def compile_for_a_wheel(folder: Path) -> list[Path]:
+    """Compile the library into ``folder`` for every instruction set of this architecture.
 
     The command is the same as in ``cached_library``, so the machine code is the same.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    paths = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
+    paths = [
+        folder / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])
+    ]
     for path in paths:
         compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
         digest_path(path).unlink()  # the wheel has digests of its own
@@ -159,7 +161,7 @@ def cached_library(rebuild: bool = False) -> Path:
     flags = compiler_flags(instruction_sets()[0])
     try:
         own_folder(folder)
-    except Untrusted as error:
+    except UntrustedFolder as error:
         raise Unavailable(str(error)) from error
     except OSError as error:
         raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error
@@ -185,8 +187,10 @@ def cached_library(rebuild: bool = False) -> Path:
 
 def instruction_sets() -> list[str]:
     """Names of the ``INSTRUCTION_SETS`` that this CPU supports, the best first."""
-    found = cpu_features() if _x86() else frozenset()
-    return [name for name, needed in INSTRUCTION_SETS.items() if found.issuperset(needed)]
+    features = cpu_features() if _x86() else frozenset()
+    return [
+        name for name, requirements in INSTRUCTION_SETS.items() if features.issuperset(requirements)
+    ]
 
 
 def _x86() -> bool:

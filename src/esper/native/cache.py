@@ -20,7 +20,7 @@ COMPILING = "compiling-"
 """Prefix of the folders in which libraries are compiled."""
 
 
-class Untrusted(Exception):
+class UntrustedFolder(Exception):
     """The folder is not one whose libraries may be executed; the message says why in one line."""
 
 
@@ -38,19 +38,21 @@ def own_folder(folder: Path) -> None:
     A folder of this user loses write permission for others, unless it is sticky like ``/tmp``.
 
     Raises:
-        Untrusted: it belongs to somebody else, or others can write to it.
+        UntrustedFolder: it belongs to somebody else, or others can write to it.
         OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+    status = folder.stat()
     advice = f"set {CACHE_VARIABLE} to a folder of your own"
-    if found.st_uid not in _trusted():
-        raise Untrusted(f"{folder} belongs to another user, so nothing in it is used; {advice}")
-    if found.st_mode & WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX:
+    if status.st_uid not in _trusted():
+        raise UntrustedFolder(
+            f"{folder} belongs to another user, so nothing in it is used; {advice}"
+        )
+    if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         try:
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~WRITABLE_BY_OTHERS)
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
         except OSError as error:
-            raise Untrusted(
+            raise UntrustedFolder(
                 f"others can write to {folder}, so nothing in it is used; {advice}"
             ) from error
 
@@ -68,19 +70,19 @@ def digest_path(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def keep(made: Path, library: Path) -> None:
+def keep(output: Path, library: Path) -> None:
     """Move a compiled file to its name in the cache, with its digest, both flushed to the disk.
 
     Raises:
         OSError: the disk failed or is full, or the compiler made no file.
     """
-    content = made.read_bytes()
+    content = output.read_bytes()
     drafts = {library: content, digest_path(library): hashlib.sha256(content).hexdigest().encode()}
-    for path, written in drafts.items():
-        draft = made.with_name(path.name)
+    for path, data in drafts.items():
+        draft = output.with_name(path.name)
         with draft.open("wb") as file:
             os.fchmod(file.fileno(), 0o755)
-            file.write(written)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -109,8 +111,8 @@ def one_compiler(folder: Path) -> Iterator[None]:
         except OSError:
             yield
             return
-        for left in folder.glob(f"{COMPILING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.glob(f"{COMPILING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 
@@ -124,8 +126,8 @@ def _own_content(path: Path) -> bytes | None:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid not in _trusted():
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in _trusted():
                 return None
-            return None if found.st_mode & WRITABLE_BY_OTHERS else file.read()
+            return None if status.st_mode & WRITABLE_BY_OTHERS else file.read()
     return None

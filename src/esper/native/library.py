@@ -16,7 +16,7 @@ from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """Suffix of function names for each dtype."""
-_OUT_OF_MEMORY, _FAILED = 1, 2
+_OUT_OF_MEMORY, _FAILURE = 1, 2
 _log = logging.getLogger(__name__)
 Function = Callable[..., int]
 
@@ -28,10 +28,10 @@ def library() -> ctypes.CDLL:
         Unavailable: there is no compiler, or it fails.
         LayoutError: see ``check_layout``.
     """
-    found = _found()
-    if isinstance(found, Unavailable):
-        raise found
-    return found
+    result = _found()
+    if isinstance(result, Unavailable):
+        raise result
+    return result
 
 
 def available() -> bool:
@@ -77,12 +77,12 @@ def load(path: Path) -> ctypes.CDLL:
         OSError: it is damaged, or lacks functions.
         LayoutError: it was compiled with different structures.
     """
-    found = ctypes.CDLL(str(path))
+    handle = ctypes.CDLL(str(path))
     try:
-        check_layout(found)
+        check_layout(handle)
     except AttributeError as error:
         raise OSError(f"{path.name} lacks a function: {error}") from error
-    return found
+    return handle
 
 
 def function(name: str, *arguments: Any) -> Function:
@@ -92,19 +92,19 @@ def function(name: str, *arguments: Any) -> Function:
         name: name of the function without the prefix ``esper_``.
         arguments: ``ctypes`` types of its arguments; a structure is passed by reference.
     """
-    found: Any = library()[f"esper_{name}"]
-    found.restype, found.errcheck = c_int, _check
-    found.argtypes = [
+    call: Any = library()[f"esper_{name}"]
+    call.restype, call.errcheck = c_int, _check
+    call.argtypes = [
         ctypes.POINTER(kind) if issubclass(kind, ctypes.Structure) else kind for kind in arguments
     ]
-    return found
+    return call
 
 
 def _check(result: int, _: Any, __: Any) -> int:
     """Raise the exception for a result defined in ``guarded.h``."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the native backend ran out of memory")
-    if result == _FAILED:
+    if result == _FAILURE:
         raise RuntimeError("the native backend failed")
     return result
 

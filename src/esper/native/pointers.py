@@ -17,13 +17,13 @@ class Pointers:
     """Addresses for one call; keeps copies made for the call alive until it returns."""
 
     def __init__(self) -> None:
-        self.kept: list[object] = []
+        self.references: list[object] = []
 
     def to(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
         """The address of ``tensor`` for reading; copied unless contiguous and of ``dtype``."""
-        own = tensor.to(dtype or tensor.dtype).contiguous()
-        self.kept.append(own)
-        return own.data_ptr()
+        copy = tensor.to(dtype or tensor.dtype).contiguous()
+        self.references.append(copy)
+        return copy.data_ptr()
 
     def into(self, tensor: Tensor) -> int:
         """The address of a contiguous tensor that the library writes to."""
@@ -32,7 +32,7 @@ class Pointers:
 
     def of_each(self, tensors: Sequence[Tensor]) -> int:
         """The address of an array with the addresses of contiguous tensors."""
-        self.kept.append(array := addresses(tensors))
+        self.references.append(array := addresses(tensors))
         return ctypes.addressof(array)
 
     def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:

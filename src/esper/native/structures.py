@@ -78,23 +78,23 @@ def definitions(part: str, source: Path = SOURCE) -> Definitions:
         ValueError: a declaration cannot be parsed.
     """
     text = re.sub(r"//[^\n]*", "", (source / part / "calls.h").read_text())
-    found = Definitions({}, {})
+    result = Definitions({}, {})
     for template, what, name, body in _DEFINITION.findall(text):
         if what != "struct":
-            found.enums[name] = tuple(re.findall(r"\w+", body))
+            result.enums[name] = tuple(re.findall(r"\w+", body))
             continue
-        fields = list(_fields(body, found))
+        fields = list(_fields(body, result))
         names = tuple(field for field, _ in fields)
         cpp = f"esper::{part}::{name}{'<float>' if template else ''}"
-        found.structs[name] = type(
+        result.structs[name] = type(
             name, (Struct,), {"names": names, "cpp": cpp, "_fields_": fields}
         )
-    return found
+    return result
 
 
-def _fields(body: str, known: Definitions) -> Iterator[tuple[str, type]]:
+def _fields(body: str, scope: Definitions) -> Iterator[tuple[str, type]]:
     """Names and types of the fields of a structure: addresses, numbers and structures."""
-    types = _NUMBERS | known.structs | dict.fromkeys(known.enums, ctypes.c_int32)
+    types = _NUMBERS | scope.structs | dict.fromkeys(scope.enums, ctypes.c_int32)
     for declaration in filter(None, map(str.strip, body.split(";"))):
         match = _DECLARATION.fullmatch(declaration)
         if match is None:
@@ -109,13 +109,13 @@ def _fields(body: str, known: Definitions) -> Iterator[tuple[str, type]]:
 def _layout(source: Path) -> Iterator[tuple[str, int, str]]:
     """Sizes, offsets and enumerators: name, value in Python, expression in C++."""
     for part in PARTS:
-        found = definitions(part, source)
-        for name, struct in found.structs.items():
+        part_definitions = definitions(part, source)
+        for name, struct in part_definitions.structs.items():
             for field in struct.names:
                 expression = f"offsetof({struct.cpp}, {field})"
                 yield f"{name}.{field}", getattr(struct, field).offset, expression
             yield f"the size of {name}", ctypes.sizeof(struct), f"sizeof({struct.cpp})"
-        for name, members in found.enums.items():
+        for name, members in part_definitions.enums.items():
             for number, member in enumerate(members):
                 yield f"{name}.{member}", number, f"esper::{part}::{name}::{member}"
 
@@ -147,16 +147,19 @@ def check_layout(library: ctypes.CDLL) -> None:
     Raises:
         LayoutError: a field, a size or a member of an enumeration differs.
     """
-    expected = {name: value for name, value, _ in _layout(SOURCE)}
-    table, found = ctypes.cast(library.esper_layout, ctypes.POINTER(_Entry)), dict[str, int]()
+    layout = {name: value for name, value, _ in _layout(SOURCE)}
+    table, library_layout = (
+        ctypes.cast(library.esper_layout, ctypes.POINTER(_Entry)),
+        dict[str, int](),
+    )
     for number in count():
         entry = table[number]
         if entry.name is None:
             break
-        found[entry.name.decode()] = entry.value
-    for name in [*(found.keys() ^ expected.keys()), *expected]:
-        there, here = found.get(name, "missing"), expected.get(name, "missing")
-        if there != here:
+        library_layout[entry.name.decode()] = entry.value
+    for name in [*(library_layout.keys() ^ layout.keys()), *layout]:
+        library_value, value = library_layout.get(name, "missing"), layout.get(name, "missing")
+        if library_value != value:
             raise LayoutError(
-                f"native library: {name} is {there} in the library and {here} in calls.h"
+                f"native library: {name} is {library_value} in the library and {value} in calls.h"
             )

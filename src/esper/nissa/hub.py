@@ -37,7 +37,7 @@ class Hub:
 
     def __init__(self, sinks: Sequence[Sink], level: str, capacity: int = CAPACITY):
         self.kinds = LEVELS[level] if sinks else ()
-        self.dropped = 0
+        self.drop_count = 0
         self._drops_reported = self._round = 0
         self._sinks = list(sinks)
         self._queue: Queue[EventFactory | threading.Event | None] = Queue(capacity)
@@ -83,8 +83,8 @@ class Hub:
         self._thread.join()
 
     def _drop(self, reason: str) -> None:
-        self.dropped += 1
-        if self.dropped == 1:
+        self.drop_count += 1
+        if self.drop_count == 1:
             text = f"telemetry: dropping steps ({reason}); TELEMETRY_DROPPED counts them"
             notice(text)
 
@@ -119,7 +119,7 @@ class Hub:
 
     def _flush(self) -> None:
         """Report newly dropped steps in an event, and flush the sinks."""
-        total = self.dropped
+        total = self.drop_count
         if total > self._drops_reported:
             steps = total - self._drops_reported
             event = TelemetryDropped(time=time.time(), round=self._round, steps=steps, total=total)

@@ -81,7 +81,7 @@ class OwnFile:
             )
         return Loaders(loaders[0], loaders[1], loaders[2] if len(loaders) == 3 else None)
 
-    def described(self, error: BaseException) -> str:
+    def describe(self, error: BaseException) -> str:
         """An error on one line, with the line of the user's file at which it arose, if it did."""
         files = {absolute_path(each.rpartition(":")[0]) for each in (self.model, self.data)}
         lines = [

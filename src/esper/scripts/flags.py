@@ -16,14 +16,8 @@ from typing import Annotated, Any, NoReturn, TypedDict, TypeVar
 
 import tyro
 
-from esper.leyline.config.setting import (
-    about,
-    check_ranges,
-    meanings,
-    settings_of,
-    spellings,
-)
-from esper.leyline.config.values import described, options_of, shown
+from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
+from esper.leyline.config.values import description, options_of, shown
 from esper.leyline.errors import UsageError, suggestion
 
 Command = TypeVar("Command")
@@ -227,7 +221,7 @@ def _alone(
         raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
     if tail or settings[name] == ():
         got = shown(values[0]) if len(values) == 1 else " ".join(values) or "nothing"
-        takes = described(kind).replace("null", "None")
+        takes = description(kind).replace("null", "None")
         raise UsageError(f"{flag}: must be {takes}, got {got}")
     return settings
 

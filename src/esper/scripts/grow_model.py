@@ -97,9 +97,9 @@ def _one(
             for each in new_folders:
                 each.rmdir()
         if isinstance(error, FailingBatch):
-            raise FailingBatch(error.name, error.cause, source.described(error.cause)) from error
+            raise FailingBatch(error.name, error.cause, source.describe(error.cause)) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
-            raise UsageError(f"model: training fails ({source.described(error)})") from error
+            raise UsageError(f"model: training fails ({source.describe(error)})") from error
         raise
     text = f"{result.comparison()}\n{_verdict(result, settings.keep)}"
     print(text)

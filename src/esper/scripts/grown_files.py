@@ -196,7 +196,7 @@ class Export:
 
     def onnx(self) -> bytes:
         """The content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
-        return onnx_bytes(self.program, named=False)
+        return onnx_bytes(self.program, standard_names=False)
 
 
 def export(model: nn.Module, inputs: Any) -> Export:

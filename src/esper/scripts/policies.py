@@ -44,9 +44,9 @@ def _entry(card: Card, width: int) -> str:
     """A policy in lines of at most ``width`` columns."""
     lines = [("", card.summary)]
     lines += [(word, card.sections[title]) for title, word in TITLES.items()]
-    if card.learned:
+    if card.is_trained:
         lines.append(("sees", f"observation {card.observation}"))
-    kind = "trained" if card.learned else "a rule"
+    kind = "trained" if card.is_trained else "a rule"
     paragraphs = [
         fill(text, width, initial_indent=f"  {word:<9}", subsequent_indent=" " * 11)
         for word, text in lines

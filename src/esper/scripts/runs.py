@@ -17,7 +17,7 @@ from esper.karn.runs import RunInfo, find_runs, inspect, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
-from esper.leyline.notices import escaped, notice
+from esper.leyline.notices import escape, notice
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
 
@@ -76,7 +76,7 @@ def runs(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps([_plain(info) for info in infos], indent=2))
     elif not infos:
-        print(f"no runs in {escaped(str(options.directory))}")
+        print(f"no runs in {escape(str(options.directory))}")
     else:
         _show(infos)
         _show_resume(infos)
@@ -147,7 +147,7 @@ def _remove(info: RunInfo) -> int:
     except OSError as error:
         notice(f"kept {info.path}: {error.strerror} ({error.filename})")
         return 1
-    print(f"removed {escaped(str(info.path))}")
+    print(f"removed {escape(str(info.path))}")
     return 0
 
 
@@ -173,13 +173,13 @@ def _cells(info: RunInfo) -> dict[str, str | Text]:
     """What the table shows of a run, by column."""
     glyph, colour = LOOKS[info.status]
     return {
-        "run": Text(escaped(str(info.path))),
+        "run": Text(escape(str(info.path))),
         "status": Text(f"{glyph} {info.status}", style=colour),
         "rounds": f"{info.rounds_done}/{info.rounds_total or '?'}",
         "gain": _points(info.gain),
         "validation": _points(info.validation_gain),
-        "policy": Text(escaped(info.policy or NOTHING)),
-        "task": Text(escaped(_tasks(info))),
+        "policy": Text(escape(info.policy or NOTHING)),
+        "task": Text(escape(_tasks(info))),
         "started": NOTHING if info.started is None else _moment(info.started),
         "disk": _size(info.bytes),
     }

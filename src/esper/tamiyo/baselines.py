@@ -53,12 +53,12 @@ def with_canonical(heads: Mapping[str, Tensor]) -> Tensor:
 
 
 def first_applicable(
-    wanted: dict[Op, Tensor], scores: dict[Op, Tensor] | None = None
+    requests: dict[Op, Tensor], scores: dict[Op, Tensor] | None = None
 ) -> tuple[Tensor, Tensor]:
     """The first operation that is wanted in some slot, and that slot; WAIT and 0 if none is.
 
     Args:
-        wanted: operations in order of precedence, and the slots in which each is wanted, bool
+        requests: operations in order of precedence, and the slots in which each is wanted, bool
             ``[N, S]``.
         scores: a score above 0 for each slot of some operations, float ``[N, S]``: of the slots
             that want the operation the one of the highest score is taken, otherwise the first.
@@ -66,10 +66,10 @@ def first_applicable(
     Returns:
         operation and slot, int64 ``[N]``.
     """
-    first = next(iter(wanted.values()))
+    first = next(iter(requests.values()))
     op = torch.full_like(first[:, 0], int(Op.WAIT), dtype=torch.long)
     slot = torch.zeros_like(op)
-    for choice, slots in reversed(wanted.items()):
+    for choice, slots in reversed(requests.items()):
         where, score = slots.any(1), slots.float()
         if scores is not None and choice in scores:
             score = torch.where(slots, scores[choice], 0.0)

@@ -35,11 +35,11 @@ class Schedule:
     def never(cls, environments: int, slots: int) -> "Schedule":
         """A schedule that grows nothing."""
 
-        def filled(value: int) -> Tensor:
+        def table(value: int) -> Tensor:
             return torch.full((environments, slots), value, dtype=torch.long)
 
         style, tempo = CANONICAL_CHOICE["style"], CANONICAL_CHOICE["tempo"]
-        return cls(filled(NEVER), filled(0), filled(style), filled(tempo))
+        return cls(table(NEVER), table(0), table(style), table(tempo))
 
     @classmethod
     def everything(cls, environments: int, slots: tuple[SlotSpec, ...]) -> "Schedule":
@@ -53,17 +53,17 @@ class Schedule:
         return rows
 
     @classmethod
-    def stacked(cls, parts: Sequence["Schedule"]) -> "Schedule":
+    def concatenate(cls, parts: Sequence["Schedule"]) -> "Schedule":
         """The schedules one below the other, with as many slots as the widest."""
         slots = max(part.start.shape[1] for part in parts)
-        stacked = cls.never(sum(len(part.start) for part in parts), slots)
+        schedule = cls.never(sum(len(part.start) for part in parts), slots)
         begin = 0
         for part in parts:
             count, width = part.start.shape
             for f in fields(cls):
-                getattr(stacked, f.name)[begin : begin + count, :width] = getattr(part, f.name)
+                getattr(schedule, f.name)[begin : begin + count, :width] = getattr(part, f.name)
             begin += count
-        return stacked
+        return schedule
 
     def take(self, rows: Tensor) -> "Schedule":
         """The schedules of the environments ``rows``, int64 ``[M]``; rows may repeat."""
@@ -92,22 +92,22 @@ class ScheduleActor:
         """
         legal = observation.masks.slots[..., : self._plan.start.shape[1]]
         due = (self._plan.start <= step) & ~self._grown
-        wanted = {
+        requests = {
             Op.FOSSILISE: legal[:, Op.FOSSILISE],
             Op.ADVANCE: legal[:, Op.ADVANCE],
             Op.GERMINATE: legal[:, Op.GERMINATE] & due,
         }
-        op, slot = first_applicable(wanted)
+        op, slot = first_applicable(requests)
         germinates = op == Op.GERMINATE
         self._grown |= germinates[:, None] & (
             torch.arange(due.shape[1], device=op.device) == slot[:, None]
         )
 
-        def planned(name: str) -> Tensor:
+        def choice(name: str) -> Tensor:
             value = getattr(self._plan, name).gather(1, slot[:, None])[:, 0]
             return torch.where(germinates, value, CANONICAL_CHOICE[name])
 
         heads = {"op": op, "slot": slot} | {
-            name: planned(name) for name in ("blueprint", "style", "tempo")
+            name: choice(name) for name in ("blueprint", "style", "tempo")
         }
         return without_learning(with_canonical(heads))

@@ -67,7 +67,7 @@ class HeuristicActor:
         """See ``baselines.Actor.begin``."""
         count, device = len(environments), environments.device
         self._losses: list[Tensor] = []
-        self._tried = torch.zeros(count, dtype=torch.long, device=device)
+        self._attempts = torch.zeros(count, dtype=torch.long, device=device)
         self._penalties = torch.zeros(count, len(ROTATION), device=device)
         self._since_prune = torch.full((count,), self.window, device=device)
 
@@ -83,19 +83,19 @@ class HeuristicActor:
         contributes = contribution > self.config.least_contribution
         legal = observation.masks.slots
 
-        wanted = {
+        requests = {
             Op.PRUNE: legal[:, Op.PRUNE] & (holding > 0) & ~contributes,
             Op.FOSSILISE: legal[:, Op.FOSSILISE] & contributes,
             Op.ADVANCE: legal[:, Op.ADVANCE],
         }
         kinds, available = self._next_blueprint(observation)
         ready = plateau & available & (self._since_prune >= self.window)
-        wanted[Op.GERMINATE] = legal[:, Op.GERMINATE] & ready[:, None]
+        requests[Op.GERMINATE] = legal[:, Op.GERMINATE] & ready[:, None]
 
-        op, slot = first_applicable(wanted)
+        op, slot = first_applicable(requests)
         self._update_penalties(observation, op, slot)
         germinates = op == Op.GERMINATE
-        self._tried += germinates
+        self._attempts += germinates
         heads = {
             "op": op,
             "slot": slot,
@@ -120,12 +120,12 @@ class HeuristicActor:
     def _next_blueprint(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """The next blueprint in the rotation, int64 ``[N]``, and whether any is possible."""
         kinds = torch.tensor(
-            [BLUEPRINTS.index(name) for name in ROTATION], device=self._tried.device
+            [BLUEPRINTS.index(name) for name in ROTATION], device=self._attempts.device
         )
-        accepted = observation.masks.kinds.any(1)[:, kinds]
-        possible = accepted & (self._penalties < self.config.penalty_limit)
-        rank = accepted.cumsum(1) - 1
-        turn = (rank - self._tried[:, None]) % accepted.sum(1, keepdim=True).clamp(min=1)
+        options = observation.masks.kinds.any(1)[:, kinds]
+        possible = options & (self._penalties < self.config.penalty_limit)
+        rank = options.cumsum(1) - 1
+        turn = (rank - self._attempts[:, None]) % options.sum(1, keepdim=True).clamp(min=1)
         order = torch.where(possible, turn, len(ROTATION))
         return kinds[order.argmin(1)], possible.any(1)
 
@@ -135,5 +135,5 @@ class HeuristicActor:
         self._since_prune = torch.where(pruned, 0, self._since_prune + 1)
         blueprint = observation.blueprints.gather(1, slot[:, None])
         kinds = torch.tensor([BLUEPRINTS.index(name) for name in ROTATION], device=op.device)
-        blamed = pruned[:, None] & (blueprint == kinds)
-        self._penalties = 0.5 * self._penalties + self.config.penalty * blamed
+        blame = pruned[:, None] & (blueprint == kinds)
+        self._penalties = 0.5 * self._penalties + self.config.penalty * blame

@@ -38,20 +38,20 @@ class Card:
     text: str
 
     @property
-    def learned(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether it was trained; else it is a rule in code."""
         return (self.path / RUN).exists()
 
     @property
     def summary(self) -> str:
         """What it does, in a sentence."""
-        return _joined(self.text.partition("\n## ")[0].partition("\n")[2])
+        return _one_line(self.text.partition("\n## ")[0].partition("\n")[2])
 
     @property
     def sections(self) -> Mapping[str, str]:
         """The text of each of ``SECTIONS`` that the card has."""
         parts = (part.partition("\n") for part in self.text.split("\n## ")[1:])
-        return {title.strip(): _joined(text) for title, _, text in parts}
+        return {title.strip(): _one_line(text) for title, _, text in parts}
 
     @property
     def observation(self) -> str | None:
@@ -59,17 +59,19 @@ class Card:
 
         None for a rule, which fits every version.
         """
-        if not self.learned:
+        if not self.is_trained:
             return None
-        found = re.search("`(.*?)`", self.sections.get("Observation", ""))
-        return found[1] if found else None
+        match = re.search("`(.*?)`", self.sections.get("Observation", ""))
+        return match[1] if match else None
 
 
 def cards(box: Path | None = None) -> dict[str, Card]:
     """All policies in the box by name: rules first, then those that were trained."""
     paths = sorted((BOX if box is None else box).glob(f"*/{CARD}"))
-    found = [Card(path.parent.name, path.parent, path.read_text()) for path in paths]
-    return {card.name: card for card in sorted(found, key=lambda card: (card.learned, card.name))}
+    box_cards = [Card(path.parent.name, path.parent, path.read_text()) for path in paths]
+    return {
+        card.name: card for card in sorted(box_cards, key=lambda card: (card.is_trained, card.name))
+    }
 
 
 def card_of(name: str) -> Card:
@@ -78,18 +80,18 @@ def card_of(name: str) -> Card:
     Raises:
         UsageError: there is no such policy.
     """
-    known = cards()
-    if name not in known:
-        hint = suggestion(name, known, f"the box holds {', '.join(known)}")
+    policies = cards()
+    if name not in policies:
+        hint = suggestion(name, policies, f"the box holds {', '.join(policies)}")
         raise UsageError(f"policy: there is no policy {name!r} in the box; {hint}")
-    return known[name]
+    return policies[name]
 
 
 def learned_path(name: str) -> Path | None:
     """Run directory of the trained policy called ``name``; None if the box has none."""
     card = cards().get(name)
-    return card.path if card is not None and card.learned else None
+    return card.path if card is not None and card.is_trained else None
 
 
-def _joined(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())

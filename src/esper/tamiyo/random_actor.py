@@ -42,8 +42,8 @@ class RandomActor:
         slot = draw(slots, 1)
         slot = torch.where(op == Op.WAIT, CANONICAL_CHOICE["slot"], slot)
         options = masks.choices_of(op, slot)
-        others = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
-        actions, _, value = without_learning(torch.stack([op, slot, *others], -1))
+        choices = [draw(options[:, i], 2 + i) for i in range(options.shape[1])]
+        actions, _, value = without_learning(torch.stack([op, slot, *choices], -1))
         legal = torch.stack([mask.sum(-1) for mask in (masks.ops, slots, *options.unbind(1))], -1)
         log_prob = -torch.where(relevance(op), legal, 1).log().sum(-1)
         return actions, log_prob, value

@@ -27,7 +27,7 @@ class ActionOutcome:
 
     Attributes:
         state: seeds of all rows.
-        own: seeds of the environments.
+        environment_state: seeds of the environments.
         success: whether the action was legal, bool ``[R]``.
         germinates: whether any seed germinated.
         fossilises: whether any seed was fossilised.
@@ -35,7 +35,7 @@ class ActionOutcome:
     """
 
     state: SeedState
-    own: SeedState
+    environment_state: SeedState
     success: Tensor
     germinates: bool
     fossilises: bool
@@ -77,7 +77,7 @@ class Features:
     critic: Tensor
 
 
-class _Counted(Protocol):
+class _Size(Protocol):
     @property
     def parameter_count(self) -> int: ...
 
@@ -91,7 +91,7 @@ class HostView(Protocol):
         ...
 
     @property
-    def host(self) -> _Counted:
+    def host(self) -> _Size:
         """The host without seeds."""
         ...
 
@@ -125,24 +125,30 @@ class TorchStep:
 
     def act(self, state: SeedState, actions: Tensor, legal: Tensor) -> ActionOutcome:
         """See ``lifecycle.apply``. Which seeds live where decides what is launched in the step."""
-        acted, success = apply(state, actions, legal, self.kinds)
-        before, after = states_on_host(state, acted)
-        moved = after.stage != before.stage
+        next_state, success = apply(state, actions, legal, self.kinds)
+        before, after = states_on_host(state, next_state)
+        changes = after.stage != before.stage
         stages = Stage.GERMINATED, Stage.FOSSILISED
-        entered = [moved & (after.stage == stage) for stage in stages]
-        germinates, fossilises = torch.stack(entered).any(2).any(1).tolist()
-        own = acted.map(self._own)
-        return ActionOutcome(acted, own, success, germinates, fossilises, before, after)
+        entries = [changes & (after.stage == stage) for stage in stages]
+        germinates, fossilises = torch.stack(entries).any(2).any(1).tolist()
+        environment_state = next_state.map(self._environment_rows)
+        return ActionOutcome(
+            next_state, environment_state, success, germinates, fossilises, before, after
+        )
 
     def check(
-        self, governor: DivergenceDetector, epoch: EpochResult, scores: Scores, acted: SeedState
+        self,
+        governor: DivergenceDetector,
+        epoch: EpochResult,
+        scores: Scores,
+        epoch_state: SeedState,
     ) -> Tensor:
-        """See ``DivergenceDetector.check``; ``acted`` is the seeds' state during the epoch."""
-        return governor.check(epoch, scores, acted.computing)
+        """See ``DivergenceDetector.check``; ``epoch_state``: the seeds during the epoch."""
+        return governor.check(epoch, scores, epoch_state.computing)
 
     def advance_lifecycle(
         self,
-        acted: SeedState,
+        epoch_state: SeedState,
         rolled_back: Tensor | None,
         before: RowsAfterStep,
         accuracy: Tensor,
@@ -152,21 +158,21 @@ class TorchStep:
         """Tick the lifecycle, update the signals and find the next legal actions.
 
         Args:
-            acted: seeds during the epoch.
+            epoch_state: seeds during the epoch.
             rolled_back: rows that the governor rolled back, bool ``[R]``; None if there are none.
             before: the rows before the actions.
             accuracy: validation accuracy of the previous step, ``[R]``.
             epoch: result of training.
             measurement: result of validation.
         """
-        state, lived = tick(acted, self.rules), acted
+        state, before_tick = tick(epoch_state, self.rules), epoch_state
         if rolled_back is not None:
-            state, lived = roll_back(state, rolled_back), roll_back(acted, rolled_back)
+            state, before_tick = roll_back(state, rolled_back), roll_back(epoch_state, rolled_back)
         parameters = self.engine.seed_parameters(state)
         seed_parameters_max = torch.maximum(parameters, before.seed_parameters)
-        measured = updated_signals(
-            before.signals.entered(before.state, acted, accuracy),
-            lived,
+        full_signals = updated_signals(
+            before.signals.after_entries(before.state, epoch_state, accuracy),
+            before_tick,
             self.engine.slots,
             epoch,
             measurement.contribution,
@@ -174,8 +180,8 @@ class TorchStep:
             seed_parameters_max,
             self.engine.host.parameter_count,
         )
-        kept = measured.forget(~state.living)
-        return self._rows(state, measured, kept, parameters, seed_parameters_max)
+        signals = full_signals.forget(~state.living)
+        return self._rows(state, full_signals, signals, parameters, seed_parameters_max)
 
     def observe(
         self, progress: Progress, now: RowsAfterStep, score: Tensor, twin_score: Tensor
@@ -189,11 +195,11 @@ class TorchStep:
                 ``[N]``.
         """
         engine, state = self.engine, now.own
-        host, parameters = engine.host.parameter_count, self._own(now.seed_parameters)
+        host, parameters = engine.host.parameter_count, self._environment_rows(now.seed_parameters)
         most = self.rules.max_seeds
-        own = progress.map(self._own)
+        environment_progress = progress.map(self._environment_rows)
         return Features(
-            host=host_features(own, state, host, parameters, most),
+            host=host_features(environment_progress, state, host, parameters, most),
             slots=slot_features(
                 engine.slots,
                 engine.episode_length,
@@ -201,7 +207,7 @@ class TorchStep:
                 now.own_signals,
                 host,
                 parameters,
-                own.slot_measures,
+                environment_progress.slot_measures,
             ),
             blueprints=state.blueprint * state.living,
             critic=critic_features(score, twin_score),
@@ -210,22 +216,22 @@ class TorchStep:
     def _rows(
         self,
         state: SeedState,
-        measured: SeedSignals,
+        full_signals: SeedSignals,
         signals: SeedSignals,
         parameters: Tensor,
         seed_parameters_max: Tensor,
     ) -> RowsAfterStep:
         return RowsAfterStep(
             state=state,
-            own=state.map(self._own),
+            own=state.map(self._environment_rows),
             signals=signals,
-            own_signals=signals.map(self._own),
+            own_signals=signals.map(self._environment_rows),
             legal=legal_slots(state, signals, self.rules),
             seed_parameters=parameters,
             seed_parameters_max=seed_parameters_max,
-            birth_accuracy=measured.birth_accuracy,
+            birth_accuracy=full_signals.birth_accuracy,
         )
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _environment_rows(self, rows: Tensor) -> Tensor:
         """The environments' rows of a tensor over all rows."""
         return rows[: self.count]

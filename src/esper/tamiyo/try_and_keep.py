@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.blueprints import SHIPPED
+from esper.kasmina.blueprints import SHIPPED_BLUEPRINTS
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, Op, Style
 from esper.leyline.stages import Stage
@@ -30,7 +30,7 @@ from esper.tamiyo.policy.features import (
     Observation,
 )
 
-REST = 2
+MARGIN = 2
 """Steps before the end at which a trial has pruned or fossilised the seed of every slot."""
 
 
@@ -44,34 +44,36 @@ class RuleSettings:
         start: first step in which a seed may germinate.
         decision: part of the episode after which nothing more is planted, and seeds are pruned and
             fossilised; earlier where not every slot could be decided about before the end.
-        rest: steps before the end at which every slot is decided about.
+        margin: steps before the end at which every slot is decided about.
         plugins_first: whether a blueprint of the user's own that a slot accepts comes first.
     """
 
     blueprints: tuple[str, ...] = ()
     start: int = 0
     decision: float = 1.0
-    rest: int = REST
+    margin: int = MARGIN
     plugins_first: bool = False
 
     def blueprint(self, slot: SlotSpec) -> int:
         """Index of the blueprint that is planted in ``slot``."""
-        accepted = [BLUEPRINTS[kind] for kind in slot.kinds]
-        plugins = [name for name in accepted if name not in SHIPPED and self.plugins_first]
-        name = next((name for name in (*plugins, *self.blueprints) if name in accepted), None)
+        options = [BLUEPRINTS[kind] for kind in slot.kinds]
+        plugins = [
+            name for name in options if name not in SHIPPED_BLUEPRINTS and self.plugins_first
+        ]
+        name = next((name for name in (*plugins, *self.blueprints) if name in options), None)
         return blueprint_of(0.0, slot) if name is None else BLUEPRINTS.index(name)
 
     def decision_step(self, episode_length: int, slots: int) -> int:
         """The step from which seeds are pruned and fossilised, one per step."""
         return max(
-            1, min(round(self.decision * episode_length), episode_length - slots - self.rest)
+            1, min(round(self.decision * episode_length), episode_length - slots - self.margin)
         )
 
 
 OF_TASKS = RuleSettings()
 """The settings on hosts of a task."""
 OF_OWN_MODELS = RuleSettings(
-    ("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, rest=1, plugins_first=True
+    ("conv_light", "mlp_small", "mlp"), start=1, decision=0.7, margin=1, plugins_first=True
 )
 """The settings on a module of the user's own, whose seeds are larger and learn for longer. ``mlp``
 generalises worse than ``mlp_small`` on small tables; the first step there follows an epoch."""
@@ -111,7 +113,7 @@ class TryAndKeepActor:
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``baselines.Actor.begin``."""
         self._trial = on_device(self.trial, environments.device)
-        self._planted = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
+        self._plantings = torch.zeros_like(self._trial.blueprint, dtype=torch.bool)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``baselines.Actor.act``.
@@ -122,20 +124,20 @@ class TryAndKeepActor:
         worth = seed_worth(observation)
         deciding = (trial.decision <= step)[:, None]
         order = worth.argsort(1, descending=True).argsort(1)
-        kept = (worth > 0.0) & (order < trial.keep[:, None])
-        known = feature(observation, "contribution_known") > 0.0
+        keeps = (worth > 0.0) & (order < trial.keep[:, None])
+        is_measured = feature(observation, "contribution_known") > 0.0
         fossilised = feature(observation, f"stage_{Stage.FOSSILISED.name.lower()}") > 0.0
-        rejected = deciding & known & ~fossilised & ~kept & legal[:, Op.PRUNE]
+        prunes = deciding & is_measured & ~fossilised & ~keeps & legal[:, Op.PRUNE]
         due = (trial.start <= step) & (trial.decision > step)
-        wanted = {
-            Op.PRUNE: rejected,
-            Op.FOSSILISE: legal[:, Op.FOSSILISE] & deciding & kept,
+        requests = {
+            Op.PRUNE: prunes,
+            Op.FOSSILISE: legal[:, Op.FOSSILISE] & deciding & keeps,
             Op.ADVANCE: legal[:, Op.ADVANCE],
-            Op.GERMINATE: legal[:, Op.GERMINATE] & due[:, None] & ~self._planted,
+            Op.GERMINATE: legal[:, Op.GERMINATE] & due[:, None] & ~self._plantings,
         }
-        op, slot = first_applicable(wanted, {Op.PRUNE: order.float() + 1.0})
-        places = torch.arange(self._planted.shape[1], device=op.device)
-        self._planted |= (op == Op.GERMINATE)[:, None] & (places == slot[:, None])
+        op, slot = first_applicable(requests, {Op.PRUNE: order.float() + 1.0})
+        slots = torch.arange(self._plantings.shape[1], device=op.device)
+        self._plantings |= (op == Op.GERMINATE)[:, None] & (slots == slot[:, None])
         return growth_actions(op, slot, trial.blueprint)
 
 
@@ -178,11 +180,11 @@ def growth_actions(op: Tensor, slot: Tensor, blueprint: Tensor) -> tuple[Tensor,
         see ``baselines.Actor.act``.
     """
     germinates = op == Op.GERMINATE
-    planted = blueprint.gather(1, slot[:, None])[:, 0]
+    choice = blueprint.gather(1, slot[:, None])[:, 0]
     heads = {
         "op": op,
         "slot": slot,
-        "blueprint": torch.where(germinates, planted, CANONICAL_CHOICE["blueprint"]),
+        "blueprint": torch.where(germinates, choice, CANONICAL_CHOICE["blueprint"]),
         "style": torch.where(germinates, int(Style.LINEAR_ADD), CANONICAL_CHOICE["style"]),
         "tempo": torch.where(germinates, 0, CANONICAL_CHOICE["tempo"]),
         "alpha_speed": torch.where(

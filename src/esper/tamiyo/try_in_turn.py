@@ -13,7 +13,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op
 from esper.tamiyo.baselines import blueprint_of, on_device
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.try_and_keep import REST, feature, growth_actions, seed_worth
+from esper.tamiyo.try_and_keep import MARGIN, feature, growth_actions, seed_worth
 
 PATIENCE = 0.3
 """Part of the episode for which ``RuleActor`` waits before it decides about a seed."""
@@ -62,8 +62,8 @@ class TryInTurnActor:
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``baselines.Actor.begin``."""
         self._turns = on_device(self.turns, environments.device)
-        self._tried = torch.zeros_like(self._turns.start)
-        self._planted = torch.full_like(self._turns.start, -1)
+        self._attempts = torch.zeros_like(self._turns.start)
+        self._birth_step = torch.full_like(self._turns.start, -1)
         self._slot = torch.zeros_like(self._turns.start)
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,22 +72,22 @@ class TryInTurnActor:
         Order of precedence: prune, fossilise, advance, germinate, wait.
         """
         legal, turns = observation.masks.slots, self._turns
-        rows = torch.arange(len(self._tried), device=self._tried.device)
-        own = self._slot[:, None]
+        rows = torch.arange(len(self._attempts), device=self._attempts.device)
+        slot_column = self._slot[:, None]
 
-        def here(values: Tensor) -> Tensor:
-            return values.gather(1, own)[:, 0]
+        def of_slot(values: Tensor) -> Tensor:
+            return values.gather(1, slot_column)[:, 0]
 
-        known = here(feature(observation, "contribution_known")) > 0.0
-        pays = here(seed_worth(observation)) > 0.0
-        grown = self._planted >= 0
-        decided = grown & known & (step - self._planted >= turns.patience)
-        prunes = decided & ~pays & here(legal[:, Op.PRUNE])
-        fossilises = decided & pays & here(legal[:, Op.FOSSILISE])
-        advances = grown & here(legal[:, Op.ADVANCE])
+        is_measured = of_slot(feature(observation, "contribution_known")) > 0.0
+        pays = of_slot(seed_worth(observation)) > 0.0
+        grown = self._birth_step >= 0
+        decides = grown & is_measured & (step - self._birth_step >= turns.patience)
+        prunes = decides & ~pays & of_slot(legal[:, Op.PRUNE])
+        fossilises = decides & pays & of_slot(legal[:, Op.FOSSILISE])
+        advances = grown & of_slot(legal[:, Op.ADVANCE])
         slots = turns.order.shape[1]
-        following = turns.order[rows, self._tried.clamp(max=slots - 1)]
-        remaining = (self._tried < slots) & (following >= 0)
+        following = turns.order[rows, self._attempts.clamp(max=slots - 1)]
+        remaining = (self._attempts < slots) & (following >= 0)
         following = following.clamp(min=0)
         due = (turns.start <= step) & (step <= turns.last) & remaining & ~grown
         germinates = due & legal[:, Op.GERMINATE].gather(1, following[:, None])[:, 0]
@@ -100,9 +100,9 @@ class TryInTurnActor:
         ):
             op = torch.where(where, int(choice), op)
         slot = torch.where(germinates, following, torch.where(op == Op.WAIT, 0, self._slot))
-        self._planted = torch.where(germinates, step, torch.where(prunes, -1, self._planted))
+        self._birth_step = torch.where(germinates, step, torch.where(prunes, -1, self._birth_step))
         self._slot = torch.where(germinates, following, self._slot)
-        self._tried = self._tried + germinates.long()
+        self._attempts = self._attempts + germinates.long()
         return growth_actions(op, slot, turns.blueprint)
 
 
@@ -128,19 +128,19 @@ def turns_of(
     """
     count, wait = len(slots), max(1, round(patience * episode_length))
     blueprint = torch.zeros(count, width, dtype=torch.long)
-    places = torch.full((count, width), -1)
+    sequence = torch.full((count, width), -1)
     for row, specs in enumerate(slots):
-        own = len(specs)
-        blueprint[row, :own] = torch.tensor([blueprint_of(size, slot) for slot in specs])
-        places[row, :own] = torch.tensor(ORDERS[order](own))
+        length = len(specs)
+        blueprint[row, :length] = torch.tensor([blueprint_of(size, slot) for slot in specs])
+        sequence[row, :length] = torch.tensor(ORDERS[order](length))
 
-    def filled(value: int) -> Tensor:
+    def table(value: int) -> Tensor:
         return torch.full((count,), value)
 
     return Turns(
         blueprint=blueprint,
-        order=places,
-        start=filled(round(start * episode_length)),
-        patience=filled(wait),
-        last=filled(episode_length - wait - REST),
+        order=sequence,
+        start=table(round(start * episode_length)),
+        patience=table(wait),
+        last=table(episode_length - wait - MARGIN),
     )

@@ -144,11 +144,11 @@ class DataBank:
         def stored_copy(images: Tensor) -> Tensor:
             return images.to(storage, dtype)
 
-        self.train_images = _concatenated([map_elements(d.train_images, stored_copy) for d in sets])
+        self.train_images = _concatenate([map_elements(d.train_images, stored_copy) for d in sets])
         if self.streamed and device.type == "cuda":
             self.train_images = map_elements(self.train_images, Tensor.pin_memory)
         labels = [map_elements(d.train_labels, lambda x: x.to(device)) for d in sets]
-        self.train_labels = _concatenated(labels)
+        self.train_labels = _concatenate(labels)
         for split in ("validation", "test"):
             images = [getattr(data, f"{split}_images").to(device, dtype) for data in sets]
             labels = [getattr(data, f"{split}_labels").to(device) for data in sets]
@@ -213,7 +213,7 @@ def _places_after_shift(task: Task) -> list[Orders]:
     return [task.host.channels_moved(shift.block, shift.order(width))]
 
 
-def _concatenated(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     """Concatenate the parts.
 
     A single part is not copied: it may be large, or consist of overlapping windows.

@@ -73,7 +73,7 @@ class Coalitions:
         members: bool ``[M, S]``, the seeds of each coalition, on the CPU.
         acts: bool ``[N, S]``, the seeds that change the output.
         value: expected accuracy, ``[N, M]``; seeds that do not act make no difference. NaN
-            until ``filled``, and for coalitions that were not measured.
+            until ``with_values``, and for coalitions that were not measured.
     """
 
     members: Tensor
@@ -88,7 +88,7 @@ class Coalitions:
         value = torch.full(shape, float("nan"), device=state.stage.device)
         return cls(members, state.alpha > 0, value)
 
-    def filled(
+    def with_values(
         self, of_hosts: Tensor, variants: list[Variant], columns: list[int], scores: list[Scores]
     ) -> "Coalitions":
         """A copy that holds the measured values.

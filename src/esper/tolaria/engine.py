@@ -254,7 +254,7 @@ class Engine:
         on_host, columns = coalition_variants(host, coalitions.members)
         variants = moved_variants(on_host, self.device)
         scores, variant_scores = self._evaluate(state, host, step, variants, "validation", None)
-        return coalitions.filled(scores.expected, variants, columns, variant_scores)
+        return coalitions.with_values(scores.expected, variants, columns, variant_scores)
 
     def _evaluate(
         self,

@@ -111,7 +111,7 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
         {name: x[0].cpu() for name, x in layout.views(store[row : row + 1]).items()}
         for layout, store in ((host.layout, stack.host), (host.buffers, stack.buffers))
     )
-    seeds_to_export = committed(state)
+    seeds_to_export = committed_seeds(state)
     seeds = {
         s: SeedInSlot(
             slot,
@@ -133,7 +133,7 @@ def grown_network(host: Host, stack: Stack, state: SeedState, row: int) -> nn.Mo
     return module.requires_grad_(False).eval()
 
 
-def committed(state: SeedState) -> Seeds:
+def committed_seeds(state: SeedState) -> Seeds:
     """The fossilised seeds that act, with their alpha."""
     fossils = (state.stage == Stage.FOSSILISED) & (state.alpha > 0)
     alpha = torch.where(fossils, state.alpha, 0.0)
@@ -175,15 +175,17 @@ def pt2_bytes(program: ExportedProgram) -> bytes:
     return content.getvalue()
 
 
-def onnx_bytes(program: ExportedProgram, named: bool = True) -> bytes:
+def onnx_bytes(program: ExportedProgram, standard_names: bool = True) -> bytes:
     """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript.
 
     Args:
         program: the program.
-        named: whether input and output are called ``INPUT`` and ``OUTPUT``; else they have the
-            names of the program.
+        standard_names: whether input and output are called ``INPUT`` and ``OUTPUT``; else they
+            have the names of the program.
     """
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT]} if named else {}
+    names: dict[str, Any] = (
+        {"input_names": [INPUT], "output_names": [OUTPUT]} if standard_names else {}
+    )
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -95,7 +95,7 @@ class LossScales:
         """Where the scale can still be reduced, bool ``[N]``."""
         return self.scale > MIN_SCALE
 
-    def unscaled(self, gradient: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def unscale(self, gradient: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The gradient of the unscaled loss, and where it did not overflow.
 
         Args:
@@ -108,18 +108,18 @@ class LossScales:
         scale = self.scale if rows is None else self.scale[rows]
         return gradient / scale[:, None].to(gradient.dtype), gradient.isfinite().all(1)
 
-    def adjust(self, skipped: Tensor, loss: Tensor) -> None:
+    def adjust(self, overflow: Tensor, loss: Tensor) -> None:
         """Update the scales after a minibatch.
 
         Args:
-            skipped: where a gradient was not finite, bool ``[N]``.
+            overflow: where a gradient was not finite, bool ``[N]``.
             loss: loss of the minibatch, ``[N]``; where it is not finite, the scale is not the
                 cause and is kept.
         """
         table, rows = self.table, self.rows
-        clean = torch.where(skipped, 0, table.clean[rows] + 1)
+        clean = torch.where(overflow, 0, table.clean[rows] + 1)
         grown = clean == GROWTH_INTERVAL
-        factor = torch.where(skipped & loss.isfinite(), 0.5, torch.where(grown, 2.0, 1.0))
+        factor = torch.where(overflow & loss.isfinite(), 0.5, torch.where(grown, 2.0, 1.0))
         table.scale[rows] = (table.scale[rows] * factor).clamp(MIN_SCALE, MAX_SCALE)
         table.clean[rows] = clean.masked_fill(grown, 0)
-        table.skipped[rows] += skipped
+        table.skipped[rows] += overflow

@@ -49,9 +49,9 @@ class Minibatches:
             else:
                 yield images.index_select(3, self.group), labels.index_select(0, self.group)
 
-    def of_rows(self, drawn: Tensor) -> Tensor:
-        """``drawn`` or ``poses`` expanded from groups to environments, ``[N, batches, B]``."""
-        return drawn if self.group is None else drawn[self.group]
+    def of_rows(self, samples: Tensor) -> Tensor:
+        """``samples`` or ``poses`` expanded from groups to environments, ``[N, batches, B]``."""
+        return samples if self.group is None else samples[self.group]
 
     def _images_of(self, samples: Tensor) -> Tensor:
         """The images with indices ``samples``, int64 ``[G, B]``, on the device of ``drawn``."""

@@ -101,8 +101,8 @@ class Seeds:
 
     @classmethod
     def _of(cls, parts: Iterable[Tensor]) -> "Seeds":
-        computed, blueprint, style, alpha, frozen = parts
-        return cls(computed, blueprint, style, alpha, frozen)
+        computing, blueprint, style, alpha, frozen = parts
+        return cls(computing, blueprint, style, alpha, frozen)
 
     @property
     def form(self) -> Tensor:
@@ -113,9 +113,9 @@ class Seeds:
         """The seeds of ``rows``, int64 ``[M]``."""
         return self._of(part[rows] for part in self._parts())
 
-    def varied(self, variant: "Variant") -> "Seeds":
+    def of_variant(self, variant: "Variant") -> "Seeds":
         """The seeds of the rows of ``variant``, with its alphas."""
-        copy = None if self.host is None else self.host.varied(variant.on_host)
+        copy = None if self.host is None else self.host.of_variant(variant.on_host)
         rows, alpha = variant.rows, variant.alpha
         frozen = self.frozen[rows]
         return Seeds(alpha > 0, self.blueprint[rows], self.style[rows], alpha, frozen, copy)
@@ -170,8 +170,8 @@ def plan(seeds: Seeds) -> Plan:
     The plan is made on the CPU and goes to the device of the seeds in one transfer.
     """
     copy, device = seeds.on_host, seeds.alpha.device
-    isolated = (copy.alpha == 0).long()
-    key = (isolated * len(BLUEPRINTS) + copy.blueprint) * len(Form) + copy.form
+    isolation = (copy.alpha == 0).long()
+    key = (isolation * len(BLUEPRINTS) + copy.blueprint) * len(Form) + copy.form
     orders = [
         _order(use.nonzero()[:, 0], keys)
         for use, keys in zip(copy.computed.unbind(1), key.unbind(1), strict=True)
@@ -215,8 +215,8 @@ def _order(rows: Tensor, keys: Tensor) -> _Order | None:
     present, counts = torch.unique_consecutive(seed_keys, return_counts=True)
     runs = []
     for key, count in zip(present.tolist(), counts.tolist(), strict=True):
-        isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
-        runs.append((bool(isolated), kind, Form(key % len(Form)), count))
+        is_isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
+        runs.append((bool(is_isolated), kind, Form(key % len(Form)), count))
     return _Order(rows, seed_keys // len(Form) % len(BLUEPRINTS), runs)
 
 
@@ -228,7 +228,7 @@ def _slot_plan(
     alpha, groups = alphas[rows], []
     sizes = [run[-1] for run in order.runs]
     parts = zip(order.runs, rows.split(sizes), alpha.split(sizes), strict=True)
-    for (isolated, kind, form, _), mine, weights in parts:
+    for (is_isolated, kind, form, _), mine, weights in parts:
         for chunk, weight in zip(mine.split(most), weights.split(most), strict=True):
-            groups.append(Group(kind, form, isolated, chunk, weight))
+            groups.append(Group(kind, form, is_isolated, chunk, weight))
     return SlotPlan(rows, kinds, tuple(groups), any_frozen)

@@ -33,7 +33,7 @@ class Precision:
         return self.amp_dtype is not None
 
     @property
-    def scaled(self) -> bool:
+    def scales_losses(self) -> bool:
         """Whether losses are scaled (see ``loss_scales``), because float16 gradients underflow."""
         return self.amp_dtype == torch.float16
 

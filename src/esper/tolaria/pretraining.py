@@ -10,7 +10,7 @@ from esper.tolaria.backends import Backend
 from esper.tolaria.bank import DataBank, TrainedHosts
 from esper.tolaria.engine import Engine, Rows
 
-_TRAINED: dict[tuple[object, ...], TrainedHosts] = {}
+_HOSTS: dict[tuple[object, ...], TrainedHosts] = {}
 
 
 def trained_hosts(
@@ -29,9 +29,9 @@ def trained_hosts(
         *(task.weight_decay, task.momentum, task.max_gradient_norm, task.augmentation),
         *(backend.name, dtype, str(device)),
     )
-    if key not in _TRAINED:
-        _TRAINED[key] = _train(task, pretraining, backend, dtype, device)
-    return _TRAINED[key]
+    if key not in _HOSTS:
+        _HOSTS[key] = _train(task, pretraining, backend, dtype, device)
+    return _HOSTS[key]
 
 
 def _train(

@@ -56,8 +56,8 @@ class EpochResult:
     slots: Tensor
     unmeasured: Tensor | None = None
 
-    def map(self, function: Callable[..., Tensor], *others: "EpochResult") -> "EpochResult":
-        """Apply ``function`` to each measurement together with the same measurements of ``others``.
+    def map(self, function: Callable[..., Tensor], *more: "EpochResult") -> "EpochResult":
+        """Apply ``function`` to each measurement together with the same measurements of ``more``.
 
         The result has no ``unmeasured``.
         """
@@ -70,7 +70,7 @@ class EpochResult:
                 r.slots,
                 *r.seed_tensor_norms,
             )
-            for r in (self, *others)
+            for r in (self, *more)
         ]
         results = (function(*x) for x in zip(*parts, strict=True))
         loss, accuracy, host, seed, slots, *tensors = results
@@ -108,11 +108,11 @@ class Scores:
         """The scores with ``function`` applied to each tensor."""
         return Scores(function(self.loss), function(self.accuracy), function(self.expected))
 
-    def put(self, rows: Tensor, other: "Scores") -> None:
-        """Overwrite ``rows``, int64 ``[M]``, in place with ``other``, ``[M]``."""
-        self.loss[rows] = other.loss
-        self.accuracy[rows] = other.accuracy
-        self.expected[rows] = other.expected
+    def put(self, rows: Tensor, scores: "Scores") -> None:
+        """Overwrite ``rows``, int64 ``[M]``, in place with ``scores``, ``[M]``."""
+        self.loss[rows] = scores.loss
+        self.accuracy[rows] = scores.accuracy
+        self.expected[rows] = scores.expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def drive(
     async def body() -> None:
         app = Sanctum(run, light)
         async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: app.loaded)
+            await until(pilot, lambda: app.at_end)
             await settle(pilot)
             await session(app, pilot)
 

@@ -77,7 +77,7 @@ def state_of(head: str, metrics: dict[str, Any]) -> State:
         ({"head_grad_norms/op": 0.9 * MIN_NORM, "head_entropy/op": 1.0}, State.VANISHING),
         ({"head_grad_norms/op": 1.1 * MIN_NORM, "head_entropy/op": 1.0}, State.HEALTHY),
         ({"head_grad_norms/op": 1e9, "head_entropy/op": 1.0}, State.EXPLODING),
-        ({"head_grad_norms/op": 0.1, "head_entropy/op": 0.9 * MIN_ENTROPY}, State.COLLAPSED),
+        ({"head_grad_norms/op": 0.1, "head_entropy/op": 0.9 * MIN_ENTROPY}, State.COLLAPSE),
         ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.1 * MIN_ENTROPY}, State.HEALTHY),
         ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.0}, State.HEALTHY),
         ({"head_grad_norms/op": 0.1}, State.HEALTHY),

@@ -140,7 +140,7 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
                 previous_gain=gain,
                 host_parameters=world.host_parameters,
                 seed_parameters=size,
-                added=added,
+                added_parameters=added,
                 price=world.price,
             )
         )
@@ -196,5 +196,5 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         previous_gain=float(inputs.previous_gain[row]),
         price=float(inputs.price[row]),
         host_parameters=inputs.host_parameters,
-        added=int(inputs.added[row]),
+        added_parameters=int(inputs.added_parameters[row]),
     )

@@ -89,7 +89,7 @@ def test_every_environment_is_on_one_device_and_no_device_is_idle(
     env = growth(devices, envs, [WIDER])
     env.reset(0)
     assert sorted(len(part.rows) for part in env.parts) == sizes
-    assert len({part.place for part in env.parts}) == len(sizes)
+    assert len({part.device_index for part in env.parts}) == len(sizes)
     assert sorted(torch.cat([part.rows for part in env.parts]).tolist()) == list(range(envs))
     twins = torch.cat([part.twins for part in env.parts])
     assert sorted(twins.tolist()) == list(range(len(env.twin_groups)))

@@ -176,7 +176,7 @@ def test_every_paired_reward_is_the_change_of_the_gain_over_the_twin(garden) -> 
 def test_an_unfossilised_seed_does_not_count_at_the_end(garden, n) -> None:
     last = garden.steps[-1].report
     assert last.seed_parameters[n].sum() > 0
-    assert last.added[n] == 0
+    assert last.added_parameters[n] == 0
     slot = 1 if n == 2 else 0
     utility, _ = final_gain(garden, n)
     without = []
@@ -184,7 +184,7 @@ def test_an_unfossilised_seed_does_not_count_at_the_end(garden, n) -> None:
         contribution = step.report.signals.contribution[n, slot].nan_to_num(0.0)
         without.append((step.report.scores.expected[n] - contribution).item())
     assert utility == pytest.approx(sum(without) / 3.0, abs=1e-6)
-    assert garden.steps[-2].report.added[n] > 0
+    assert garden.steps[-2].report.added_parameters[n] > 0
 
 
 def test_a_fossil_counts_with_all_its_parameters(garden) -> None:
@@ -194,7 +194,7 @@ def test_a_fossil_counts_with_all_its_parameters(garden) -> None:
         torch.testing.assert_close(report.committed.expected[[1, 3, 5]], full, rtol=1e-12, atol=0)
         assert bool((report.signals.contribution[[1, 3, 5], 0].abs() > 1e-6).all())
     last = garden.steps[-1].report
-    assert torch.equal(last.added[[1, 3, 5]], last.seed_parameters[[1, 3, 5]].sum(1))
+    assert torch.equal(last.added_parameters[[1, 3, 5]], last.seed_parameters[[1, 3, 5]].sum(1))
 
 
 def test_never_growing_has_zero_reward(garden) -> None:

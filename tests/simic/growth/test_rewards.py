@@ -103,8 +103,8 @@ def test_doubling_a_host_costs_three_and_a_half_points() -> None:
 @given(seeds, lengths, slot_counts)
 def test_every_mode_stays_within_its_stated_bounds(seed, length, slots) -> None:
     for inputs in random_episode(seed, length, slots=slots):
-        price = 0.1 * inputs.added / 500_000
-        grown = (1.0 + inputs.added / inputs.host_parameters).log()
+        price = 0.1 * inputs.added_parameters / 500_000
+        grown = (1.0 + inputs.added_parameters / inputs.host_parameters).log()
         gain = 1.0 + inputs.price * grown  # the lower bounds of u and v
         shaped = 2.4 * slots
         bounds = {
@@ -140,7 +140,7 @@ def test_paired_sums_to_terminal_minus_the_twin(seed, length) -> None:
 def test_terminal_sums_to_the_final_utility(seed, length) -> None:
     episode = random_episode(seed, length)
     end = episode[-1]
-    worth = utility(end.score, end.added, end.host_parameters, end.price)
+    worth = utility(end.score, end.added_parameters, end.host_parameters, end.price)
     assert torch.equal(total("terminal", episode), 10.0 * worth)
 
 
@@ -148,7 +148,7 @@ def test_terminal_sums_to_the_final_utility(seed, length) -> None:
 @given(seeds, lengths)
 def test_utility_reward_sums_to_ten_times_the_mean_utility(seed, length) -> None:
     episode = random_episode(seed, length)
-    worth = [utility(i.score, i.added, i.host_parameters, i.price) for i in episode]
+    worth = [utility(i.score, i.added_parameters, i.host_parameters, i.price) for i in episode]
     expected = 10.0 * torch.stack(worth).mean(0)
     torch.testing.assert_close(total("utility", episode), expected, rtol=0.0, atol=1e-9)
 

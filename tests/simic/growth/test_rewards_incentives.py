@@ -131,12 +131,14 @@ def test_paired_rewards_gain_and_charges_for_loss_and_a_better_twin() -> None:
 @given(seed=seeds, length=lengths, more=st.integers(1, 10**6))
 def test_more_parameters_never_earn_more(mode, seed, length, more) -> None:
     for inputs in random_episode(seed, length):
-        larger = replace(inputs, added=inputs.added + more)
+        larger = replace(inputs, added_parameters=inputs.added_parameters + more)
         less, paid = REWARDS[mode](larger), REWARDS[mode](inputs)
         assert (less <= paid).all()
         charged = {"terminal": inputs.last, "sparse": inputs.last, "simplified": False}
         if charged.get(mode, True):
-            capped = (0.5 * (1 + inputs.added / inputs.host_parameters).log() >= 1.5) | (paid == -1)
+            capped = (0.5 * (1 + inputs.added_parameters / inputs.host_parameters).log() >= 1.5) | (
+                paid == -1
+            )
             assert ((less < paid) | capped).all()
 
 

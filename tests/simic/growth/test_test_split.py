@@ -67,14 +67,14 @@ def test_every_episode_measures_it_once_after_the_last_step(
         found: list[Step] = []
         collect(
             env,
-            ScheduleActor(Schedule.stacked(plans)),
+            ScheduleActor(Schedule.concatenate(plans)),
             episode,
             lambda t, actions, step, found=found: found.append(step),
         )
         assert len(env.shards) == 2
         assert measured == [LENGTH - 1] * 2 * (episode + 1)
         # Something grew, so there were scores that one could have been tempted to look at.
-        assert bool((found[-1].report.added > 0).any())
+        assert bool((found[-1].report.added_parameters > 0).any())
         assert [step.report.test is None for step in found] == [True] * (LENGTH - 1) + [False]
 
 

@@ -103,18 +103,18 @@ class Picture:
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Apply the style of all figures while they are made and drawn."""
     with matplotlib.rc_context(_STYLE):
         yield
 
 
-def new_figure(width: float = NARROW, height: float = 2.9, left: float = 0.74) -> Figure:
-    """Return an empty figure, sizes in inches; ``left`` is the margin left of the axes."""
+def new_figure(width: float = NARROW, height: float = 2.9, margin: float = 0.74) -> Figure:
+    """Return an empty figure, sizes in inches; ``margin`` is the margin left of the axes."""
     figure = Figure(figsize=(width, height))
     # Fixed margins: a layout engine would measure every label several times.
     figure.subplots_adjust(
-        left=left / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
+        left=margin / width, right=1 - 0.12 / width, top=1 - 0.12 / height, bottom=0.48 / height
     )
     return figure
 

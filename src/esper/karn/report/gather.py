@@ -29,7 +29,7 @@ from esper.leyline.events import (
     to_floats,
 )
 from esper.leyline.events.reader import EventReader
-from esper.leyline.notices import escaped
+from esper.leyline.notices import escape
 
 _KINDS = (
     AnalyticsSnapshot,
@@ -66,7 +66,7 @@ class RunData:
         label: name of the run in figures and tables.
         info: its state.
         config: content of ``config.json``.
-        started: start event of the last training process.
+        start: start event of the last training process.
         processes: number of training processes: 1 plus the number of resumes.
         rounds: numbers of the completed rounds, ``[R]``.
         outcomes: by name in ``FIGURES``, ``[R, N]``; those on the test split are NaN where the run
@@ -104,7 +104,7 @@ class RunData:
         self._read(run)
         if not self._starts:
             raise UsageError(f"run: {run} has no TRAINING_STARTED event yet; wait until it starts")
-        self.started, self.processes = self._starts[-1], len(self._starts)
+        self.start, self.processes = self._starts[-1], len(self._starts)
         self.label, self.info, self.config = _label(run), inspect(run), config_of(run)
         self.episode = _last_episode(run)
         self._set_rounds()
@@ -149,7 +149,7 @@ class RunData:
         rounds = [
             (number, *values)
             for number, values in sorted(self._outcomes.items())
-            if values[0].shape[1] == self.started.envs
+            if values[0].shape[1] == self.start.envs
         ]
         nothing = np.empty((0, len(FIGURES), 0))
         table = np.stack([figures for _, figures, _ in rounds]) if rounds else nothing
@@ -175,12 +175,12 @@ class RunData:
     @property
     def task_names(self) -> list[str]:
         """Names of the tasks that the run trains on."""
-        return self.started.tasks
+        return self.start.tasks
 
 
 def _label(run: Path) -> str:
     """The name of a run's directory in printable form."""
-    printable = escaped(run.resolve().name)
+    printable = escape(run.resolve().name)
     # Matplotlib hides a curve whose label begins with an underscore.
     return f"run {printable}" if printable.startswith("_") else printable
 

@@ -72,7 +72,7 @@ def _counts(runs: list[RunData]) -> Picture:
         axes.set_title(name)
         for run in runs:
             values = run.outcomes[name]
-            band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
+            band(axes, run.rounds, values, run.start.group_size, **look_of(runs, run))
     legend(figure)
     return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")
 
@@ -102,7 +102,7 @@ def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
 
 
 def _outcomes(title: str, span: str, entries: Entries, rows: list[str]) -> Picture:
-    figure = new_figure(height=_height(rows), left=_label_width(rows))
+    figure = new_figure(height=_height(rows), margin=_label_width(rows))
     axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -132,11 +132,11 @@ def _steps(
     title: str, span: str, run: RunData, entries: Entries, most: int, rows: list[str]
 ) -> Picture:
     """Steps of germination; ``most`` is the number of seeds that gets the largest mark."""
-    figure = new_figure(height=_height(rows), left=_label_width(rows))
+    figure = new_figure(height=_height(rows), margin=_label_width(rows))
     axes = figure.add_subplot(
         xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
     )
-    axes.set(xlim=(0, run.started.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
+    axes.set(xlim=(0, run.start.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
     for outcome in SEED_OUTCOMES:
         points = [(key.step, row, count) for row, key, count in entries if key.outcome == outcome]
         if not points:
@@ -226,7 +226,7 @@ def _median_accuracy(axes: Axes, run: RunData, environment: int) -> None:
 
 def _gantt(axes: Axes, run: RunData, lanes: list[tuple[int, int]], middle: int) -> None:
     heights = {lane: len(lanes) - 1 - i for i, lane in enumerate(lanes)}
-    last = run.started.episode_length
+    last = run.start.episode_length
     for life in run.lives.last:
         if (life.environment, life.slot) in heights:
             _bar(axes, life, heights[life.environment, life.slot], last)
@@ -272,7 +272,7 @@ def _slot(run: RunData, environment: int, slot: int) -> str:
 
 
 def _slot_name(run: RunData, task: str, slot: int) -> str:
-    slots = dict(zip(run.started.tasks, run.started.slots, strict=False)).get(task, [])
+    slots = dict(zip(run.start.tasks, run.start.slots, strict=False)).get(task, [])
     return slots[slot] if slot < len(slots) else f"slot {slot}"
 
 
@@ -290,5 +290,5 @@ def _title_suffix(runs: list[RunData], run: RunData) -> str:
 
 
 def _why_no_lives(run: RunData) -> str:
-    level = run.started.level or run.config.get("settings", {}).get("telemetry_level")
+    level = run.start.level or run.config.get("settings", {}).get("telemetry_level")
     return NOT_RECORDED if level == "minimal" else NO_SEED

@@ -112,9 +112,9 @@ def _accuracy(runs: list[RunData]) -> Picture:
     for run in runs:
         colour, twin_colour, label, twin_label = _pair(runs, run)
         grown, never = (100 * run.outcomes[name] for name in ("accuracy", "twin_accuracy"))
-        band(axes, run.rounds, grown, run.started.group_size, color=colour, label=label)
+        band(axes, run.rounds, grown, run.start.group_size, color=colour, label=label)
         look = {"color": twin_colour, "label": twin_label, "linestyle": ":"}
-        band(axes, run.rounds, never, run.started.group_size, **look)
+        band(axes, run.rounds, never, run.start.group_size, **look)
     legend(figure)
     text = (
         "Committed validation accuracy at the end of an episode, with only the fossilised seeds. "
@@ -133,7 +133,7 @@ def _curve(runs: list[RunData], title: str, text: str, unit: str, outcome: str) 
         guide(axes.axhline(0.0, color=MUTED, linewidth=0.8))
     for run in runs:
         values = run.outcomes[outcome]
-        band(axes, run.rounds, values, run.started.group_size, **look_of(runs, run))
+        band(axes, run.rounds, values, run.start.group_size, **look_of(runs, run))
     legend(figure)
     return picture(figure, title, f"{text} {INTERVAL}." + _left_out(runs, outcome))
 
@@ -164,7 +164,7 @@ def _gain_by_task(runs: list[RunData]) -> Picture:
                 axes,
                 run.rounds[rows],
                 gain[rows],
-                run.started.group_size,
+                run.start.group_size,
                 **look_of(runs, run),
             )
     legend(figure)
@@ -243,7 +243,7 @@ def _left_out(runs: list[RunData], *outcomes: str) -> str:
 
 def _host_parameters(run: RunData) -> Floats:
     """Parameters of each environment's host, ``[R, N]``."""
-    sizes = dict(zip(run.task_names, run.started.host_parameters, strict=False))
+    sizes = dict(zip(run.task_names, run.start.host_parameters, strict=False))
     return np.vectorize(lambda task: float(sizes.get(task, np.nan)), otypes=[float])(run.tasks)
 
 

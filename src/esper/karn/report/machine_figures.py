@@ -70,7 +70,7 @@ def anomalies(run: RunData) -> Counter[tuple[int, str]]:
     counts = Counter((event.round, event.kind.replace("_", " ")) for event in run.anomalies)
     for (number, reason), count in run.rollbacks.items():
         counts[number, f"rollback: {reason.lower().replace('_', ' ')}"] += count
-    if run.started.schema < 3:
+    if run.start.schema < 3:
         counts += _metric_anomalies(run)
     return counts
 

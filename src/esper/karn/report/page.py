@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from esper.karn.report import tables
-from esper.karn.report.drawing import Picture, styled
+from esper.karn.report.drawing import Picture, figure_style
 from esper.karn.report.gather import RunData
 from esper.karn.report.growth_figures import growth_pictures
 from esper.karn.report.learning_figures import learning_pictures
@@ -57,7 +57,7 @@ def write_page(runs: Sequence[Path], target: Path) -> Path:
 def render(runs: list[RunData]) -> str:
     """Render the page; return its HTML."""
     _number_labels(runs)
-    with styled():
+    with figure_style():
         ladders = [_ladders(run) for run in runs]
         sections = _sections(runs, ladders)
     template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def render(runs: list[RunData]) -> str:
             for run in runs
         ],
         notes=[
-            note for run, found in zip(runs, ladders, strict=True) for note in _notes(run, found)
+            note for run, ladder in zip(runs, ladders, strict=True) for note in _notes(run, ladder)
         ],
         sections=sections,
     )
@@ -93,7 +93,7 @@ def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
     evaluation = Section(
         "Evaluation",
         [picture for pictures, _, _ in ladders for picture in pictures],
-        [table for _, shown, _ in ladders for table in shown],
+        [table for _, ladder_tables, _ in ladders for table in ladder_tables],
     )
     return [
         *([Section("Differences", [], [settings])] if several else []),
@@ -116,8 +116,8 @@ def _ladders(run: RunData) -> Ladders:
     if read is not None:
         ladders: Ladders = read(run.info.path, run.label)
         return ladders
-    there = (run.info.path / LADDERS).is_dir()
-    return [], [], [f"its evaluations are not shown, because {MISSING}"] if there else []
+    has_ladders = (run.info.path / LADDERS).is_dir()
+    return [], [], [f"its evaluations are not shown, because {MISSING}"] if has_ladders else []
 
 
 def _number_labels(runs: list[RunData]) -> None:
@@ -133,12 +133,12 @@ def _title(runs: list[RunData]) -> str:
         return f"{len(runs)} runs side by side"
     tasks = runs[0].task_names
     names = ", ".join(tasks) if len(tasks) <= 3 else f"{len(tasks)} tasks"
-    return f"{names}: {runs[0].started.policy}"
+    return f"{names}: {runs[0].start.policy}"
 
 
 def _notes(run: RunData, ladders: Ladders) -> list[str]:
     """Warnings above the figures, such as an incomplete run or missing events."""
-    so_far = f"after {run.info.rounds_done} of {run.started.rounds} rounds."
+    so_far = f"after {run.info.rounds_done} of {run.start.rounds} rounds."
     states = {
         "running": f"{run.label} is still running; the page shows it {so_far}",
         "interrupted": f"{run.label} was interrupted {so_far}",

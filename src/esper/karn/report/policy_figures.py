@@ -27,7 +27,7 @@ LEARNER = {
 }
 """Metrics of an update and their labels."""
 
-SCHEDULED = (Metric.LEARNING_RATE, Metric.ENTROPY_WEIGHT, Metric.CLIP)
+SCHEDULES = (Metric.LEARNING_RATE, Metric.ENTROPY_WEIGHT, Metric.CLIP)
 """Metrics that a schedule sets; ``NAME/PART`` for each of their parts is included."""
 
 _NONE: Floats = np.empty(0)
@@ -37,32 +37,32 @@ NO_UPDATE = "There are no policy updates."
 
 def policy_pictures(runs: list[RunData]) -> list[Picture]:
     """Return pictures of the updates, or a sentence where there are none."""
-    learned = [run for run in runs if len(run.updates)]
-    if not learned:
+    learners = [run for run in runs if len(run.updates)]
+    if not learners:
         return [missing("Updates", NO_UPDATE)]
     return [
-        _metrics(learned, "Updates", "Metrics of the updates.", LEARNER),
+        _metrics(learners, "Updates", "Metrics of the updates.", LEARNER),
         _metrics(
-            learned,
+            learners,
             "Entropy of each head",
             "Mean over the decisions in which the head had a choice. A ring at the bottom "
             "marks an update in which the head never had a choice.",
-            _heads(learned, Metric.HEAD_ENTROPY, ", nats"),
+            _heads(learners, Metric.HEAD_ENTROPY, ", nats"),
         ),
         _metrics(
-            learned,
+            learners,
             "Gradient norm of each head",
             "Gradient norm of the head's own parameters, on a logarithmic scale. At the bottom, a "
             "cross marks an update in which the gradient was missing; a ring marks one in which it "
             "was exactly 0, as for a head that never had a choice.",
-            _heads(learned, Metric.HEAD_GRAD_NORMS),
+            _heads(learners, Metric.HEAD_GRAD_NORMS),
             logarithmic=True,
         ),
         _metrics(
-            learned,
+            learners,
             "Schedules",
             "Values of the schedules; equal ones are drawn once.",
-            _scheduled(learned),
+            _schedules(learners),
             bottom=0.0,
         ),
     ]
@@ -89,10 +89,10 @@ def _metrics(
         for run in runs:
             if name not in run.metrics:
                 continue
-            unplaced = _unplaced(run, name, logarithmic)
-            placed = ~np.any([where for where, _, _ in unplaced], axis=0)
-            _line(axes, runs, run, np.where(placed, run.metrics[name], np.nan), logarithmic)
-            for where, mark, why in unplaced:
+            marks = _marks(run, name, logarithmic)
+            on_curve = ~np.any([where for where, _, _ in marks], axis=0)
+            _line(axes, runs, run, np.where(on_curve, run.metrics[name], np.nan), logarithmic)
+            for where, mark, why in marks:
                 if where.any():
                     _mark(axes, run.updates[where], mark, why)
         axes.set_ylim(bottom=bottom)
@@ -119,20 +119,18 @@ def _mark(axes: Axes, rounds: Floats, mark: str, label: str) -> None:
     line.set(clip_on=False, markersize=4.5)
 
 
-def _unplaced(
-    run: RunData, name: str, logarithmic: bool
-) -> list[tuple[NDArray[np.bool_], str, str]]:
+def _marks(run: RunData, name: str, logarithmic: bool) -> list[tuple[NDArray[np.bool_], str, str]]:
     """Updates whose value is not on the curve: (mask ``[U]``, mark, reason)."""
     values, missing = run.metrics[name], run.missing[name]
-    undefined = "not a number" if run.started.schema >= 3 else "missing or not a number"
+    nan_text = "not a number" if run.start.schema >= 3 else "missing or not a number"
     head = parts_of(Metric.HEAD_ENTROPY, [name]).get(name, "")
     choice = run.metrics.get(part_metric(Metric.HEAD_CHOICE, head))
-    forced = choice == 0 if choice is not None else missing & False
+    no_choice = choice == 0 if choice is not None else missing & False
     return [
         (missing, "x", "missing"),
-        (np.isnan(values) & ~missing, "+", undefined),
+        (np.isnan(values) & ~missing, "+", nan_text),
         (np.isinf(values), "^", "infinite"),
-        (forced, "o", "no choice"),
+        (no_choice, "o", "no choice"),
         ((values == 0) & logarithmic, "o", "exactly 0"),
     ]
 
@@ -143,23 +141,23 @@ def _count_undefined(runs: list[RunData], names: dict[str, str]) -> str:
         label: sum(int((~np.isfinite(run.metrics.get(name, _NONE))).sum()) for run in runs)
         for name, label in names.items()
     }
-    found = [f"{label} ({count})" for label, count in bad.items() if count]
-    return f" Updates with missing or non-finite values: {', '.join(found)}." if found else ""
+    counts = [f"{label} ({count})" for label, count in bad.items() if count]
+    return f" Updates with missing or non-finite values: {', '.join(counts)}." if counts else ""
 
 
 def _heads(runs: list[RunData], name: str, unit: str = "") -> dict[str, str]:
-    found = parts_of(name, (metric for run in runs for metric in run.metrics))
-    return {metric: head.replace("_", " ") + unit for metric, head in found.items()}
+    metrics = parts_of(name, (metric for run in runs for metric in run.metrics))
+    return {metric: head.replace("_", " ") + unit for metric, head in metrics.items()}
 
 
-def _scheduled(runs: list[RunData]) -> dict[str, str]:
+def _schedules(runs: list[RunData]) -> dict[str, str]:
     """The schedules with their labels; those that are equal in all runs share a panel."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     labels: dict[str, str] = {}
     for name in names:
-        if name.split("/")[0] not in SCHEDULED:
+        if name.split("/")[0] not in SCHEDULES:
             continue
-        twin = next((other for other in labels if _equal(runs, name, other)), None)
+        twin = next((candidate for candidate in labels if _equal(runs, name, candidate)), None)
         if twin is None:
             labels[name] = name.replace("_", " ")
         elif not name.startswith(f"{twin}/"):
@@ -167,6 +165,6 @@ def _scheduled(runs: list[RunData]) -> dict[str, str]:
     return labels
 
 
-def _equal(runs: list[RunData], name: str, other: str) -> bool:
-    pairs = [(run.metrics.get(name, _NONE), run.metrics.get(other, _NONE)) for run in runs]
-    return all(np.array_equal(own, its, equal_nan=True) for own, its in pairs)
+def _equal(runs: list[RunData], name: str, twin: str) -> bool:
+    pairs = [(run.metrics.get(name, _NONE), run.metrics.get(twin, _NONE)) for run in runs]
+    return all(np.array_equal(one, its, equal_nan=True) for one, its in pairs)

@@ -50,22 +50,22 @@ BY_TASK = (
 def tiles(run: RunData) -> list[tuple[str, str, str]]:
     """Return a run's key figures: (label, value, interval)."""
     length = (run.info.last_activity or 0) - (run.info.started or 0)
-    steps = len(run.rounds) * run.started.envs * run.started.episode_length
+    steps = len(run.rounds) * run.start.envs * run.start.episode_length
     records = _records(run)
     figures = [
         ("status", run.info.status),
-        ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.started.rounds}"),
+        ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.start.rounds}"),
         *([] if records else [("environment steps", f"{steps:,}")]),
         ("from first to last event", _duration(length)),
     ]
     if np.isfinite(run.speed).any():
         figures.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
     if len(run.rounds):
-        gain, validation, added = (
+        gain, validation, size = (
             (_label(FIGURES[name]), final_figure(run, FIGURES[name]))
             for name in ("gain", "validation_gain", "added_parameters")
         )
-        figures = [gain, validation, *figures, added]
+        figures = [gain, validation, *figures, size]
     return [(name, *_split_interval(value)) for name, value in figures]
 
 
@@ -77,7 +77,7 @@ def _split_interval(value: str) -> tuple[str, str]:
 
 def summary(run: RunData) -> str:
     """Return a sentence or two on what was trained."""
-    start, records = run.started, _records(run)
+    start, records = run.start, _records(run)
     if records:
         return (
             f"Policy that learned by {start.policy} from the records of {', '.join(records)}, "
@@ -89,7 +89,7 @@ def summary(run: RunData) -> str:
         f"{task} (host of {size:,} parameters, slots {' '.join(slots)})"
         for task, size, slots in hosts
     )
-    precision = precision_text(start.amp_dtype, start.amp_policy_dtype, mixed=start.amp_enabled)
+    precision = precision_text(start.amp_dtype, start.amp_policy_dtype, is_mixed=start.amp_enabled)
     resumes = f" Number of resumes: {run.processes - 1}." if run.processes > 1 else ""
     return (
         f"Policy {start.policy} on {hosts_text}. Each round is one episode of {start.envs} "
@@ -146,7 +146,7 @@ def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> s
     if where is not None:
         values = np.where(where, values, np.nan)
     values = values[final_rounds(run)] * (100 if figure.accuracy else 1)
-    units = group_means(values, run.started.group_size).ravel()
+    units = group_means(values, run.start.group_size).ravel()
     estimate = interval(units[None, np.isfinite(units)])
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))
     if not np.isfinite(mean):

@@ -88,10 +88,10 @@ class Anomalies(View):
         columns = _columns(wide, self.size.width, palette)
         self.table.show(columns, self.troubles, palette.cursor)
 
-    def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+    def on_rows_table_choice(self, event: RowsTable.Choice) -> None:
         """Open the round and the environment of the chosen anomaly."""
         trouble = self.troubles[event.row]
-        self.post_message(self.Chosen(trouble.anomaly.round, trouble.environment))
+        self.post_message(self.Choice(trouble.anomaly.round, trouble.environment))
 
 
 def _summary(moment: Moment, palette: Palette) -> Text:

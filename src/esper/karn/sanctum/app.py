@@ -72,7 +72,7 @@ class Sanctum(App[None]):
         self.log_file = EventLog(run)
         self.playhead = Playhead(self.log_file)
         self.owner = owner
-        self.loaded = False
+        self.at_end = False
         self.theme = "textual-light" if light else "textual-dark"
         self._last_data = time.monotonic()
         self._alive: bool | None = None
@@ -119,12 +119,12 @@ class Sanctum(App[None]):
         """Read new events on another thread, so that drawing does not wait."""
         while True:
             news = await asyncio.to_thread(self.log_file.poll)
-            if news and self.loaded:
+            if news and self.at_end:
                 self._last_data = time.monotonic()
             if not self.log_file.behind:
-                news |= not self.loaded
-                self.loaded = True
-            if self.loaded and news:
+                news |= not self.at_end
+                self.at_end = True
+            if self.at_end and news:
                 self.draw()
             elif news:
                 self._draw_header()
@@ -161,7 +161,7 @@ class Sanctum(App[None]):
 
     def _draw_header(self) -> None:
         silence = time.monotonic() - self._last_data
-        standing = Standing(self.log_file, self.playhead, silence, self._alive, self.loaded)
+        standing = Standing(self.log_file, self.playhead, silence, self._alive, self.at_end)
         self.header.describe(self.run_name, self.playhead.moment(), standing, self.palette)
 
     def _draw_tabs(self) -> None:
@@ -188,7 +188,7 @@ class Sanctum(App[None]):
         """Draw again once the new size is known."""
         self.call_after_refresh(self.draw)
 
-    def on_view_resized(self) -> None:
+    def on_view_size_change(self) -> None:
         """Draw again: a page may get its size only after the first refresh."""
         self.draw()
 
@@ -206,7 +206,7 @@ class Sanctum(App[None]):
         """Show the help."""
         self.push_screen(Help(self.palette))
 
-    def on_view_chosen(self, event: View.Chosen) -> None:
+    def on_view_choice(self, event: View.Choice) -> None:
         """Open an environment, or the overview at the end of a round."""
         if event.round is not None:
             self.playhead.show(event.round)

@@ -227,7 +227,7 @@ class Environment(View):
             text = full if wide else in_one_line(decision, palette)
         self.detail.show(text)
 
-    def on_rows_table_cursor_moved(self) -> None:
+    def on_rows_table_cursor_move(self) -> None:
         """Show the decision under the cursor."""
         if self._latest is not None:
             self._show_decision(self._latest[1])
@@ -235,8 +235,8 @@ class Environment(View):
     def _show_accuracy(
         self, moment: Moment, steps: Sequence[EpochCompleted], palette: Palette
     ) -> None:
-        assert moment.started is not None
-        length, i = moment.started.episode_length, self.environment
+        assert moment.start is not None
+        length, i = moment.start.episode_length, self.environment
         grown = [step.validation_accuracy[i] for step in steps]
         twin = [step.twin_validation_accuracy[i] for step in steps]
         low, high = _limits(to_floats(grown) + to_floats(twin))
@@ -262,7 +262,7 @@ def _limits(values: list[float]) -> tuple[float, float]:
 def _title(
     moment: Moment, steps: Sequence[EpochCompleted], environment: int, palette: Palette
 ) -> Text:
-    assert moment.started is not None
+    assert moment.start is not None
     step = steps[-1]
     accuracy = float(step.validation_accuracy[environment])
     twin = float(step.twin_validation_accuracy[environment])
@@ -281,7 +281,7 @@ def _title(
     episode_return = sum(to_floats([s.reward[environment] for s in steps]))
     text.append(f"  return {number_text(episode_return, '+.3f')}")
     text.append(f"  added {count(step.added_parameters[environment])}")
-    text.append(f"  group {environment // moment.started.group_size}", style=palette.muted)
+    text.append(f"  group {environment // moment.start.group_size}", style=palette.muted)
     return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
 
 
@@ -293,8 +293,8 @@ def lives(
     palette: Palette,
 ) -> Text:
     """Return the stage of every slot at every step, aligned with the plot's horizontal axis."""
-    assert moment.started is not None
-    length = max(2, moment.started.episode_length)
+    assert moment.start is not None
+    length = max(2, moment.start.episode_length)
     stages = [step.stage[environment] for step in steps]
     names = moment.slot_names(environment, len(stages[-1]))
     # The plot maps steps to columns in the same way.

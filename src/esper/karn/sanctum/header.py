@@ -28,14 +28,14 @@ class Standing:
         playhead: position of the moment that is shown.
         silence: seconds since data last arrived.
         alive: whether the run's process is alive; None if not checked.
-        loaded: whether the file has been read to its end.
+        at_end: whether the file has been read to its end.
     """
 
     log: EventLog
     playhead: Playhead
     silence: float
     alive: bool | None
-    loaded: bool
+    at_end: bool
 
 
 class Header(Lines):
@@ -52,12 +52,14 @@ class Header(Lines):
 def _identity(name: str, moment: Moment, palette: Palette) -> Text:
     text = Text("SANCTUM ", style=palette.accent, no_wrap=True, overflow="ellipsis")
     text.append(name, style="bold")
-    start = moment.started
+    start = moment.start
     if start is None:
         return text
     tasks = " ".join(start.tasks)
     latest = moment.snapshots[-1] if moment.snapshots else start
-    precision = precision_text(latest.amp_dtype, latest.amp_policy_dtype, mixed=latest.amp_enabled)
+    precision = precision_text(
+        latest.amp_dtype, latest.amp_policy_dtype, is_mixed=latest.amp_enabled
+    )
     text.append(
         f"  {tasks} · {start.policy} · {start.device} {precision} · {start.envs} envs",
         style=palette.muted,
@@ -66,7 +68,7 @@ def _identity(name: str, moment: Moment, palette: Palette) -> Text:
 
 
 def _progress(moment: Moment, palette: Palette, width: int) -> Text:
-    start, step = moment.started, moment.step
+    start, step = moment.start, moment.step
     if start is None:
         return Text("waiting for the run's first event", style=palette.muted)
     done = moment.outcomes[-1].round if moment.outcomes else start.round
@@ -111,7 +113,7 @@ def learning_rate(moment: Moment) -> str | None:
 
 def seconds_left(moment: Moment) -> float | None:
     """Estimate the seconds to the end of the run from its last rounds; None before the first."""
-    start, snapshots = moment.started, moment.snapshots[-_RECENT:]
+    start, snapshots = moment.start, moment.snapshots[-_RECENT:]
     if start is None or not snapshots:
         return None
     pace = fmean(float(s.rollout_seconds) + float(s.update_seconds) for s in snapshots)
@@ -121,7 +123,7 @@ def seconds_left(moment: Moment) -> float | None:
 def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
     """Return the status: reading, paused, replay, ended, silent or live."""
     playhead = standing.playhead
-    if not standing.loaded:
+    if not standing.at_end:
         share = standing.log.index.length / max(1, standing.log.size)
         return Text(f"reading, {100 * share:.0f} %", style=palette.warning)
     if not playhead.live:
@@ -142,10 +144,10 @@ def status(moment: Moment, standing: Standing, palette: Palette) -> Text:
 
 def quiet_after(moment: Moment) -> float:
     """Return after how many seconds silence is reported: the time of several steps or updates."""
-    if not moment.snapshots or moment.started is None:
+    if not moment.snapshots or moment.start is None:
         return QUIET_SECONDS
     last = moment.snapshots[-1]
     rollout, update = float(last.rollout_seconds), float(last.update_seconds)
-    step = rollout / max(1, moment.started.episode_length)
+    step = rollout / max(1, moment.start.episode_length)
     interval = max(step, update) if moment.steps else rollout + update
     return max(QUIET_SECONDS, _QUIET_STEPS * interval)

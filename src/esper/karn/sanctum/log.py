@@ -159,7 +159,7 @@ class EventLog(EventReader):
         """
         resets = self.resets
         try:
-            lines = self.appended(limit)
+            lines = self.new_lines(limit)
         except OSError:
             self.behind = False
             return False

@@ -109,7 +109,7 @@ class Overview(View):
     def _show_table(self, moment: Moment, palette: Palette) -> None:
         slots = max((len(row.stages) for row in self.rows), default=0)
         wide = self.table.size.width >= 92
-        several = moment.started is not None and len(moment.started.tasks) > 1
+        several = moment.start is not None and len(moment.start.tasks) > 1
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
             Column("val. acc", 8, lambda row: number_text(row.accuracy), right=True),
@@ -138,7 +138,7 @@ class Overview(View):
             good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
             text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
         elif means:
-            policy = moment.started.policy if moment.started else "the policy"
+            policy = moment.start.policy if moment.start else "the policy"
             text = Text(f"{policy} does not learn", style=palette.muted)
         else:
             text = Text("no round is over yet", style=palette.muted)
@@ -210,14 +210,14 @@ class Overview(View):
         event.input.display = False
         self.table.focus()
 
-    def on_rows_table_heading_clicked(self, event: RowsTable.HeadingClicked) -> None:
+    def on_rows_table_heading_click(self, event: RowsTable.HeadingClick) -> None:
         """Sort by the clicked column."""
         if event.title in SORTS:
             self.sort_by(event.title)
 
-    def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+    def on_rows_table_choice(self, event: RowsTable.Choice) -> None:
         """Open the chosen environment."""
-        self.post_message(self.Chosen(None, self.rows[event.row].environment))
+        self.post_message(self.Choice(None, self.rows[event.row].environment))
 
 
 def _totals(every: list[Row], palette: Palette, words: bool) -> Text:

@@ -36,7 +36,7 @@ class State(Enum):
     NOT_FINITE = "✖ not finite"
     EXPLODING = "▲ exploding"
     VANISHING = "▽ vanishing"
-    COLLAPSED = "▬ collapsed"
+    COLLAPSE = "▬ collapsed"
     IDLE = "· no choice"
     HEALTHY = "● healthy"
 
@@ -89,7 +89,7 @@ class Head:
         if gradient < BOUNDS.gradient_vanishing:
             return State.VANISHING
         if entropy is not None and entropy < BOUNDS.entropy_collapse:
-            return State.COLLAPSED
+            return State.COLLAPSE
         return State.HEALTHY
 
 
@@ -150,7 +150,7 @@ _STYLES = {
     State.NOT_FINITE: "bad",
     State.EXPLODING: "bad",
     State.VANISHING: "warning",
-    State.COLLAPSED: "warning",
+    State.COLLAPSE: "warning",
     State.IDLE: "muted",
     State.HEALTHY: "good",
 }

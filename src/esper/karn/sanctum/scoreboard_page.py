@@ -154,10 +154,10 @@ class Scoreboard(View):
         self.episode_table.show([*front, *_EPISODE, *_back(".0f")], self.best, palette.cursor)
         self.round_table.show([*front, *_back(".2f")], self.rounds, palette.cursor)
 
-    def on_rows_table_chosen(self, event: RowsTable.Chosen) -> None:
+    def on_rows_table_choice(self, event: RowsTable.Choice) -> None:
         """Open the end of the chosen episode or round."""
         score = (self.best if event.table is self.episode_table else self.rounds)[event.row]
-        self.post_message(self.Chosen(score.round, score.environment))
+        self.post_message(self.Choice(score.round, score.environment))
 
 
 _EPISODE: tuple[Column[Score], ...] = (

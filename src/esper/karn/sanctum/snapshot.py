@@ -53,7 +53,7 @@ class Moment:
         return self.index.last(kind, self.line)[1]
 
     @cached_property
-    def started(self) -> TrainingStarted | None:
+    def start(self) -> TrainingStarted | None:
         """The start event of the last process; None before the first."""
         return self.latest(TrainingStarted)
 
@@ -171,10 +171,10 @@ class Moment:
         With several tasks, each group draws one per round. Before schema 3, a run records the
         draws only when the round is over.
         """
-        if self.started is None:
+        if self.start is None:
             return None
-        if len(self.started.tasks) == 1:
-            return self.started.tasks[0]
+        if len(self.start.tasks) == 1:
+            return self.start.tasks[0]
         tasks = self._tasks if round_number is None else self._tasks_of(round_number)
         return tasks[environment] if environment < len(tasks) else None
 
@@ -199,13 +199,13 @@ class Moment:
         """
         task = self.task(environment, round_number)
         names: list[str] = []
-        if self.started is not None and task in self.started.tasks:
-            names = self.started.slots[self.started.tasks.index(task)]
+        if self.start is not None and task in self.start.tasks:
+            names = self.start.slots[self.start.tasks.index(task)]
         return [*names[:slots], *(f"slot {i}" for i in range(len(names), slots))]
 
     def blueprint_name(self, kind: int) -> str:
         """Return a blueprint's name; before schema 3, a plugin's blueprint has only a number."""
-        names = (self.started.blueprints if self.started else None) or BLUEPRINTS
+        names = (self.start.blueprints if self.start else None) or BLUEPRINTS
         return names[kind] if 0 <= kind < len(names) else f"blueprint {kind}"
 
 

@@ -59,7 +59,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     ]
     cursor: reactive[int] = reactive(0)
 
-    class Chosen(Message):
+    class Choice(Message):
         """A row was opened."""
 
         def __init__(self, table: "RowsTable", row: int):
@@ -71,10 +71,10 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             """The table that sent the message."""
             return self.table
 
-    class CursorMoved(Message):
+    class CursorMove(Message):
         """Another row is under the cursor."""
 
-    class HeadingClicked(Message):
+    class HeadingClick(Message):
         """A column's heading was clicked."""
 
         def __init__(self, table: "RowsTable", title: str):
@@ -140,14 +140,14 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
         return Strip(segments)
 
     def watch_cursor(self) -> None:
-        """Scroll to the cursor and post ``CursorMoved``."""
+        """Scroll to the cursor and post ``CursorMove``."""
         height = max(1, self.size.height - 1)
         top = round(self.scroll_y)
         if self.cursor < top:
             self.scroll_to(y=self.cursor, animate=False)
         elif self.cursor >= top + height:
             self.scroll_to(y=self.cursor - height + 1, animate=False)
-        self.post_message(self.CursorMoved())
+        self.post_message(self.CursorMove())
         self.refresh()
 
     def action_move(self, by: int) -> None:
@@ -161,7 +161,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     def action_choose(self) -> None:
         """Open the row under the cursor."""
         if self.rows:
-            self.post_message(self.Chosen(self, self.cursor))
+            self.post_message(self.Choice(self, self.cursor))
 
     def on_click(self, event: Click) -> None:
         """Move the cursor to the clicked row; a double click opens it."""
@@ -177,7 +177,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     def _click_heading(self, x: int) -> None:
         for column in self.columns:
             if x <= column.width:
-                self.post_message(self.HeadingClicked(self, column.title))
+                self.post_message(self.HeadingClick(self, column.title))
                 return
             x -= column.width + 1
 
@@ -191,10 +191,10 @@ class View(Vertical):
 
     title = ""
 
-    class Resized(Message):
+    class SizeChange(Message):
         """The size of the page changed, so it must be redrawn."""
 
-    class Chosen(Message):
+    class Choice(Message):
         """The user opened a round, an environment, or an episode of an environment.
 
         Attributes:
@@ -212,7 +212,7 @@ class View(Vertical):
 
     def on_resize(self) -> None:
         """Request that the page be redrawn in its new size."""
-        self.post_message(self.Resized())
+        self.post_message(self.SizeChange())
 
     def show(self, moment: Moment, palette: Palette) -> None:
         """Show a moment."""

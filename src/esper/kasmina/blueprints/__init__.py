@@ -24,7 +24,7 @@ __all__ = [
     "BUILDERS",
     "FAMILIES",
     "FORM_OF_STYLE",
-    "SHIPPED",
+    "SHIPPED_BLUEPRINTS",
     "Blueprint",
     "Form",
     "LastLayer",
@@ -110,5 +110,5 @@ register("lora_large", sequence.lora_large, families=("sequence",))
 BUILDERS["norm"]["sequence"] = sequence.sequence_norm
 BUILDERS["attention"]["sequence"] = sequence.sequence_attention
 
-SHIPPED = tuple(BUILDERS)
+SHIPPED_BLUEPRINTS = tuple(BUILDERS)
 """Names of the blueprints that come with Esper; others are of the user's own."""

@@ -83,8 +83,8 @@ class ModuleHost(Host):
     @cached_property
     def layout(self) -> Layout:
         """See ``Host.layout``; the initial values are the module's own, see ``initial_values``."""
-        named = self.template.named_parameters()
-        return Layout(tuple(Field(n, tuple(p.shape)) for n, p in named if p.requires_grad))
+        parameters = self.template.named_parameters()
+        return Layout(tuple(Field(n, tuple(p.shape)) for n, p in parameters if p.requires_grad))
 
     @cached_property
     def feeding_names(self) -> tuple[tuple[str, ...], ...]:
@@ -299,13 +299,13 @@ def _fixed_values(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, p) for name, p in module.named_parameters() if not p.requires_grad)
 
 
-def _row(named: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
+def _row(tensors: Iterator[tuple[str, Tensor]], layout: Layout) -> Tensor:
     """The parameters or buffers of one module in the order of ``layout``, float64 ``[P]``.
 
     Raises:
         UsageError: their shapes differ from those of the layout.
     """
-    numbers = dict(named)
+    numbers = dict(tensors)
     wrong = [f.name for f in layout.fields if numbers[f.name].shape != f.shape]
     if wrong:
         raise UsageError(f"model: {wrong[0]} differs in shape from one build to the next")

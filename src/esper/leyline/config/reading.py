@@ -55,16 +55,16 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
         UsageError: an unknown key, a wrong type, two values for one setting, or a setting of
             another kind of run.
     """
-    given = canonical(settings)
-    complete = _with(base or TrainConfig(), given)
+    values = canonical(settings)
+    complete = _with(base or TrainConfig(), values)
     kinds, gym = _kinds(complete), complete.gymnasium.gym
     if base is None:
-        complete = _with(defaults_of(*kinds), given)
+        complete = _with(defaults_of(*kinds), values)
     elif (base.gymnasium.gym is None) != (gym is None):
         raise UsageError(
             f"gym: {shown(gym)} would change the kind of run; start a new run with esper train ppo"
         )
-    _check_kinds(given, kinds)
+    _check_kinds(values, kinds)
     return complete
 
 
@@ -99,37 +99,39 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     return _with_devices(values)
 
 
-def _with_devices(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` with both ``device`` and ``devices`` if it has one of them."""
-    if "devices" in given:
-        devices = given["devices"]
+def _with_devices(values: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with both ``device`` and ``devices`` if it has one of them."""
+    if "devices" in values:
+        devices = values["devices"]
         if not devices:
             raise UsageError("devices: no device is given; name one or more, such as cpu or cuda:0")
-        if given.get("device", devices[0]) != devices[0]:
+        if values.get("device", devices[0]) != devices[0]:
             raise UsageError(
-                f"device: {shown(given['device'])} and devices {shown(' '.join(devices))} "
+                f"device: {shown(values['device'])} and devices {shown(' '.join(devices))} "
                 "contradict each other; give one of them"
             )
-        return given | {"device": devices[0]}
-    return given | {"devices": (given["device"],)} if "device" in given else given
+        return values | {"device": devices[0]}
+    return values | {"devices": (values["device"],)} if "device" in values else values
 
 
-def _with(base: TrainConfig, given: dict[str, Any]) -> TrainConfig:
+def _with(base: TrainConfig, values: dict[str, Any]) -> TrainConfig:
     groups = {}
-    kind = algorithms()[given.get("algorithm", base.method.algorithm)].group
+    kind = algorithms()[values.get("algorithm", base.method.algorithm)].group
     if type(base.algorithm) is not kind:
         base = dataclasses.replace(base, algorithm=kind())
     for group in dataclasses.fields(TrainConfig):
         part = getattr(base, group.name)
-        group_values = {f.name: given[f.name] for f in dataclasses.fields(part) if f.name in given}
+        group_values = {
+            f.name: values[f.name] for f in dataclasses.fields(part) if f.name in values
+        }
         groups[group.name] = dataclasses.replace(part, **group_values)
     return TrainConfig(**groups)
 
 
-def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
+def _check_kinds(values: dict[str, Any], kinds: tuple[Run, ...]) -> None:
     """Refuse settings of other kinds of run than ``kinds``."""
     fields = settings_of(TrainConfig)
-    for name in given:
+    for name in values:
         owner = owner_of(name)
         if owner is not None and owner.name not in kinds:
             raise UsageError(
@@ -138,10 +140,10 @@ def _check_kinds(given: dict[str, Any], kinds: tuple[Run, ...]) -> None:
             )
         only = None if name == "gym" or owner is not None else about(fields[name]).only
         if only is not None and only not in kinds:
-            raise UsageError(f"{name}: {_MISPLACED[only]}")
+            raise UsageError(f"{name}: {_ADVICE[only]}")
 
 
-_MISPLACED: dict[Run, str] = {
+_ADVICE: dict[Run, str] = {
     "growth": "belongs to growing networks, not to --gym; leave it out",
     "gym": "belongs to a Gymnasium task; give --gym ID, or leave it out",
 }

@@ -118,11 +118,11 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
 
 
 def _settings(kind: type) -> Iterator[Field[Any]]:
-    for field_of_kind in dataclasses.fields(kind):
-        if isinstance(field_of_kind.type, type) and dataclasses.is_dataclass(field_of_kind.type):
-            yield from _settings(field_of_kind.type)
+    for part in dataclasses.fields(kind):
+        if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
+            yield from _settings(part.type)
         else:
-            yield field_of_kind
+            yield part
 
 
 def spellings(kind: type) -> dict[str, str]:

@@ -13,14 +13,14 @@ def options_of(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
-def described(kind: Any) -> str:
+def description(kind: Any) -> str:
     """The values that a field's type accepts, in words for a message."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, get_args(kind)))
     if get_origin(kind) is tuple:
         return "a list of names"
     if len(options_of(kind)) > 1:
-        return " or ".join(described(option) for option in options_of(kind))
+        return " or ".join(description(option) for option in options_of(kind))
     names = {
         int: "a whole number",
         float: "a finite number",
@@ -62,7 +62,7 @@ def typed(name: str, value: Any, kind: Any) -> Any:
             return float(value)
         if option in (int, str) and type(value) is option:
             return value
-    raise UsageError(f"{name}: must be {described(kind)}, got {shown(value)}")
+    raise UsageError(f"{name}: must be {description(kind)}, got {shown(value)}")
 
 
 def _is_strings(value: Any) -> bool:

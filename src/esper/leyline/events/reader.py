@@ -78,10 +78,10 @@ class EventReader:
     Attributes:
         unreadable: number of lines skipped so far because they were truncated, corrupt or of a
             newer schema; a part that cannot be read counts as one.
-        offset: bytes of the complete lines that ``appended`` has returned.
-        size: bytes of the log at the last call of ``appended``.
-        behind: whether ``appended`` may have more complete lines to return.
-        resets: how often ``appended`` found the log truncated, as when a run is resumed.
+        offset: bytes of the complete lines that ``new_lines`` has returned.
+        size: bytes of the log at the last call of ``new_lines``.
+        behind: whether ``new_lines`` may have more complete lines to return.
+        resets: how often ``new_lines`` found the log truncated, as when a run is resumed.
     """
 
     def __init__(self, run: Path, *kinds: type[Event], check: bool = False):
@@ -131,7 +131,7 @@ class EventReader:
             elif not skip:
                 yield line, event
 
-    def appended(self, limit: int = CHUNK) -> list[bytes]:
+    def new_lines(self, limit: int = CHUNK) -> list[bytes]:
         """The next complete lines within ``limit`` bytes; a line longer than that is also returned,
         and so is all of a part.
 
@@ -167,7 +167,7 @@ class EventReader:
         return complete.split(b"\n")[:-1]
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """``length`` bytes of a line that ``appended`` has returned, ``offset`` bytes into the log;
+        """``length`` bytes of a line that ``new_lines`` returned, ``offset`` bytes into the log;
         fewer if the log was truncated since.
 
         Raises:

@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.runtime.task import data_digests
 from esper.runtime.tasks import Task
 from esper.simic.growth.layout import GrowthLayout
-from esper.simic.growth.merge import merged
+from esper.simic.growth.merge import merge
 from esper.simic.growth.partition import cut, span
 from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.shard import Shard
@@ -70,13 +70,13 @@ class _Part:
     """A shard and its place in the environment.
 
     Attributes:
-        place: index of its device.
+        device_index: index of its device.
         rows: indices of its environments among all N, int64 ``[n]``.
         twins: its groups that no earlier part has, as indices in ``twin_groups``.
     """
 
     shard: Shard
-    place: int
+    device_index: int
     rows: Tensor
     twins: Tensor
 
@@ -148,9 +148,9 @@ class GrowthEnv(GrowthLayout):
                     key.host, self.precision, config.dtype, one, config.batch_size
                 )
             for index, (task, _) in enumerate(members):
-                trained = trained_hosts(task, self.backends[key, one], config.dtype, one)
-                if trained is not None:
-                    self.banks[key, one].trained_hosts[index] = trained
+                initial_hosts = trained_hosts(task, self.backends[key, one], config.dtype, one)
+                if initial_hosts is not None:
+                    self.banks[key, one].trained_hosts[index] = initial_hosts
         self._keys = distinct
         self._bank_of = torch.tensor([distinct.index(key) for key in keys], device=device)
         self._task_in_bank = torch.tensor(
@@ -163,10 +163,10 @@ class GrowthEnv(GrowthLayout):
         self._tasks_of_shards: list[int] = []
         self.twin_groups = torch.unique(self.groups)
         rows = self.count + len(self.twin_groups)
-        self.scales = ScaleTable.fresh(rows, device) if self.precision.scaled else None
+        self.scales = ScaleTable.fresh(rows, device) if self.precision.scales_losses else None
         # A group split over two devices has a twin on each, whose scales adapt independently.
-        others = devices[1:] if self.scales else ()
-        self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in others)]
+        more_devices = devices[1:] if self.scales else ()
+        self._tables = [self.scales, *(ScaleTable.fresh(rows, one) for one in more_devices)]
         self._kept_scales = self.scales.state() if self.scales else {}
 
     @property
@@ -175,8 +175,8 @@ class GrowthEnv(GrowthLayout):
         enabled, dtype = self.precision.enabled, self.precision.dtype_name
         if self.scales is None:
             return MixedPrecision(enabled, dtype)
-        scale, skipped = self.scales.scale[: self.count], self.scales.skipped[: self.count]
-        numbers = torch.stack([scale.mean(), scale.min(), skipped.sum().float()])
+        scale, skips = self.scales.scale[: self.count], self.scales.skipped[: self.count]
+        numbers = torch.stack([scale.mean(), scale.min(), skips.sum().float()])
         mean, least, count = numbers.tolist()
         return MixedPrecision(enabled, dtype, mean, least, int(count))
 
@@ -243,25 +243,25 @@ class GrowthEnv(GrowthLayout):
         self._tasks_of_shards = self.task_numbers
         banks = self._bank_of[self.task_of]
         self.parts: list[_Part] = []
-        seen: set[int] = set()
-        for place, device_rows in enumerate(self._by_device(banks)):
+        earlier_groups: set[int] = set()
+        for device_index, device_rows in enumerate(self._by_device(banks)):
             for number, key in enumerate(self._keys):
                 rows = device_rows[banks[device_rows] == number]
                 if len(rows) == 0:
                     continue
                 runs = self._runs(rows)
-                count = self._shard_count(key, place, runs)
+                count = self._shard_count(key, device_index, runs)
                 for members in rows.split(cut(runs, count)):
                     groups = torch.unique(self.groups[members]).tolist()
-                    fresh = torch.tensor([group for group in groups if group not in seen])
-                    seen.update(groups)
+                    fresh = torch.tensor([group for group in groups if group not in earlier_groups])
+                    earlier_groups.update(groups)
                     twins = torch.searchsorted(self.twin_groups, fresh.to(self.groups))
-                    shard = self._shard(key, place, members)
-                    self.parts.append(_Part(shard, place, members, twins))
+                    shard = self._shard(key, device_index, members)
+                    self.parts.append(_Part(shard, device_index, members, twins))
         together = torch.cat([part.rows for part in self.parts])
         self._order = together.argsort()
-        places = torch.arange(self.count, device=self.device)
-        self._in_order = torch.equal(self._order, places)
+        identity = torch.arange(self.count, device=self.device)
+        self._in_order = torch.equal(self._order, identity)
 
     def _by_device(self, banks: Tensor) -> tuple[Tensor, ...]:
         """Indices of the environments of each device, sorted by bank and then by group.
@@ -278,20 +278,20 @@ class GrowthEnv(GrowthLayout):
         """Sizes of the groups in ``rows``, which are sorted by group."""
         return torch.unique_consecutive(self.groups[rows], return_counts=True)[1].tolist()
 
-    def _shard(self, key: StackKey, place: int, rows: Tensor) -> Shard:
-        device = self.devices[place]
+    def _shard(self, key: StackKey, device_index: int, rows: Tensor) -> Shard:
+        device = self.devices[device_index]
         return Shard(
             self.banks[key, device],
             self.environments[rows].to(device),
             self._task_in_bank[self.task_of[rows]].to(device),
             self.config,
             self.backends[key, device],
-            self._scales_of(place, rows),
+            self._scales_of(device_index, rows),
         )
 
-    def _scales_of(self, place: int, rows: Tensor) -> LossScales | None:
+    def _scales_of(self, device_index: int, rows: Tensor) -> LossScales | None:
         """The loss scales of the environments ``rows``, then of their twins."""
-        table = self._tables[place] if self.scales is not None else None
+        table = self._tables[device_index] if self.scales is not None else None
         if table is None:
             return None
         twins = torch.searchsorted(self.twin_groups, torch.unique(self.groups[rows]))
@@ -300,22 +300,22 @@ class GrowthEnv(GrowthLayout):
     def _gather_scales(self) -> None:
         """Copy the scales of environments on other devices into ``scales``."""
         for part in self.parts:
-            table = self._tables[part.place] if self.scales is not None else None
+            table = self._tables[part.device_index] if self.scales is not None else None
             if table is not None and self.scales is not None and table is not self.scales:
                 table.copy_rows(self.scales, torch.cat([part.rows, self.count + part.twins]))
 
-    def _shard_count(self, key: StackKey, place: int, runs: list[int]) -> int:
+    def _shard_count(self, key: StackKey, device_index: int, runs: list[int]) -> int:
         """Number of shards for environments of one bank in groups of the sizes ``runs``.
 
         Raises:
             UsageError: the memory of a CUDA device is too small.
         """
-        device = self.devices[place]
+        device = self.devices[device_index]
         if device.type == "cuda":
             memory = self._row_memory[key, device]
             rows = (self.count + len(self.twin_groups)) // len(set(self.devices))
             return parts_within(rows_at_a_time(memory, rows, device), runs, device)
-        if self.backends[key, device].threaded:
+        if self.backends[key, device].uses_all_threads:
             return 1
         return max(self.config.threads, -(-sum(runs) // MAX_ROWS))
 
@@ -325,21 +325,21 @@ class GrowthEnv(GrowthLayout):
         Shards whose backend is multi-threaded run one after another in the calling thread, those of
         a CUDA device one after another in one thread, because only one fits into its memory.
         """
-        calls = [partial(self._named, number, call) for number, call in enumerate(calls)]
+        calls = [partial(self._with_shard_name, number, call) for number, call in enumerate(calls)]
         if self._pool is None or len(calls) == 1:
             return [call() for call in calls]
         if self.device.type == "cuda":
             return self._each_by_device(self._pool, calls)
-        threaded = [shard.engine.backend.threaded for shard in self.shards]
+        sequential = [shard.engine.backend.uses_all_threads for shard in self.shards]
         longest_first = sorted(range(len(calls)), key=lambda i: -self.shards[i].cost)
-        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not threaded[i]}
+        futures = {i: self._pool.submit(calls[i]) for i in longest_first if not sequential[i]}
         wait(futures.values())  # all shards have stopped before an error of one is raised
-        return [call() if threaded[i] else futures[i].result() for i, call in enumerate(calls)]
+        return [call() if sequential[i] else futures[i].result() for i, call in enumerate(calls)]
 
     def _each_by_device(
         self, pool: ThreadPoolExecutor, calls: Sequence[Callable[[], _T]]
     ) -> list[_T]:
-        where = [self.devices[part.place] for part in self.parts]
+        where = [self.devices[part.device_index] for part in self.parts]
 
         def in_turn(numbers: list[int]) -> dict[int, _T]:
             return {number: calls[number]() for number in numbers}
@@ -349,12 +349,12 @@ class GrowthEnv(GrowthLayout):
             for one in dict.fromkeys(where)
         ]
         wait(futures)
-        found: dict[int, _T] = {}
+        results: dict[int, _T] = {}
         for future in futures:
-            found |= future.result()
-        return [found[i] for i in range(len(calls))]
+            results |= future.result()
+        return [results[i] for i in range(len(calls))]
 
-    def _named(self, number: int, call: Callable[[], _T]) -> _T:
+    def _with_shard_name(self, number: int, call: Callable[[], _T]) -> _T:
         """The result of ``call``; if there are several shards, an error names the one at fault."""
         try:
             return call()
@@ -364,7 +364,7 @@ class GrowthEnv(GrowthLayout):
             part = self.parts[number]
             who = span(self.environments[part.rows].tolist())
             raise ShardError(
-                f"shard {number + 1} of {len(self.parts)} on {self.devices[part.place]} "
+                f"shard {number + 1} of {len(self.parts)} on {self.devices[part.device_index]} "
                 f"({who}): {type(error).__name__}: {error}"
             ) from error
 
@@ -372,7 +372,7 @@ class GrowthEnv(GrowthLayout):
         """Merge the results of the shards in the order of the environments."""
         if len(parts) == 1 and self._in_order:
             return parts[0]
-        result: _T = merged(parts, self._order)
+        result: _T = merge(parts, self._order)
         return result
 
 

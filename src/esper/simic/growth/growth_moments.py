@@ -25,7 +25,7 @@ class GrowthMoments:
             for names in (features.host, features.slots)
         )
 
-    def _observed(self, observation: Observation) -> Observation:
+    def _select(self, observation: Observation) -> Observation:
         """The features that the policy observes."""
         selection = {
             name: getattr(observation, name).index_select(-1, columns)
@@ -35,7 +35,7 @@ class GrowthMoments:
 
     def normalise(self, observation: Observation) -> Observation:
         """See ``ObservationMoments.normalise``; only features that the policy observes are left."""
-        observation = self._observed(observation)
+        observation = self._select(observation)
         return replace(
             observation,
             host=self.host.normalise(observation.host),
@@ -45,7 +45,7 @@ class GrowthMoments:
     def update(self, observation: Observation, valid: Tensor | None) -> None:
         """See ``ObservationMoments.update``; slots that do not exist are ignored."""
         assert valid is None, "growth episodes fill their rollout"
-        observation = self._observed(observation)
+        observation = self._select(observation)
         self.host.update(observation.host)
         # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
         exists = observation.masks.exists[..., None]

@@ -78,7 +78,7 @@ class GrowthLayout:
         """The slots of each environment's host in this episode."""
         return [task.host.slots for task in self.current_tasks]
 
-    def utility(self, score: Tensor, added: Tensor) -> Tensor:
+    def utility(self, score: Tensor, added_parameters: Tensor) -> Tensor:
         """Utility of each environment's host in this episode, ``[N]``; see ``rewards.utility``."""
         hosts, prices = self._host_parameters[self.task_of], self._prices[self.task_of]
-        return utility(score, added, hosts, prices.to(score.dtype))
+        return utility(score, added_parameters, hosts, prices.to(score.dtype))

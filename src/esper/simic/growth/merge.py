@@ -24,7 +24,7 @@ _UNKNOWN = frozenset(
 """Fields padded with NaN for slots that a host does not have; others with 0 or false."""
 
 
-def merged(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
+def merge(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
     """Merge the shards' values into one, with the rows in the given order.
 
     Args:
@@ -38,18 +38,18 @@ def merged(parts: Sequence[Any], order: Tensor, name: str = "") -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         parts = [part.to(order.device) for part in parts]
-        return _stacked(parts, float("nan") if name in _UNKNOWN else 0.0).index_select(0, order)
+        return _stack(parts, float("nan") if name in _UNKNOWN else 0.0).index_select(0, order)
     if is_dataclass(first) and not isinstance(first, type):
         return type(first)(
             **{
-                f.name: merged([getattr(part, f.name) for part in parts], order, f.name)
+                f.name: merge([getattr(part, f.name) for part in parts], order, f.name)
                 for f in fields(first)
             }
         )
     return first
 
 
-def _stacked(parts: Sequence[Tensor], fill: float) -> Tensor:
+def _stack(parts: Sequence[Tensor], fill: float) -> Tensor:
     """The parts concatenated along the first axis, padded at the end of every other axis."""
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     if all(list(part.shape[1:]) == shape for part in parts):

@@ -10,8 +10,8 @@ def span(environments: list[int]) -> str:
 
 def cut(runs: list[int], parts: int) -> list[int]:
     """Sizes of at most ``parts`` parts of about equal size, each of whole consecutive runs."""
-    total, sizes, filled = sum(runs), [0] * parts, 0
+    total, sizes, position = sum(runs), [0] * parts, 0
     for run in runs:
-        sizes[min(parts - 1, (filled + run // 2) * parts // total)] += run
-        filled += run
+        sizes[min(parts - 1, (position + run // 2) * parts // total)] += run
+        position += run
     return [size for size in sizes if size]

@@ -184,7 +184,7 @@ class Shard:
         scores = self.engine.measure(self.state, 0, committed=False).scores
         self._remember(scores)
         self.initial_accuracy = self.accuracy = scores.accuracy
-        self.committed: list[Tensor] = []
+        self.committed_accuracy: list[Tensor] = []
         self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
         return self._observe(*self._scores(last=False))
 
@@ -198,106 +198,106 @@ class Shard:
         assert t < self.config.episode_length, "the episode is over: reset first"
         last = t + 1 == self.config.episode_length
         all_actions = torch.cat([actions, self.idle])
-        acted = self.functions.act(before.state, all_actions, before.legal)
-        self._germinate(acted, t)
-        outcome = self._run_epoch(acted, t)
+        action = self.functions.act(before.state, all_actions, before.legal)
+        self._germinate(action, t)
+        outcome = self._run_epoch(action, t)
         coalitions = self.engine.coalitions(outcome.state, t, outcome.host) if last else None
         test = (
             self.engine.committed_scores(outcome.state, t, "test", outcome.host) if last else None
         )
-        self._advance_lifecycle(acted, outcome)
-        op = torch.where(acted.success, all_actions[:, HEADS.index("op")], Op.WAIT)
-        self._note(t + 1, outcome, op, acted.success)
+        self._advance_lifecycle(action, outcome)
+        op = torch.where(action.success, all_actions[:, HEADS.index("op")], Op.WAIT)
+        self._note(t + 1, outcome, op, action.success)
 
         scores = self._scores(last=False)
         score, twin_score = self._scores(last) if last else scores
-        added = self._added(last)
-        counted = outcome.committed if last and outcome.committed else outcome.scores
+        added_parameters = self._priced_parameters(last)
+        reward_scores = outcome.committed if last and outcome.committed else outcome.scores
         inputs = RewardInputs(
             step=t + 1,
             episode_length=self.config.episode_length,
             last=last,
-            op=self._own(op),
+            op=self._environment_rows(op),
             slot=all_actions[: self.count, HEADS.index("slot")],
             before=before.own,
             after=self.now.own,
-            contribution=self._own(outcome.contribution).to(score.dtype),
-            accuracy=self._own(counted.accuracy),
-            initial_accuracy=self._own(self.initial_accuracy),
-            birth_accuracy=self._own(self.now.birth_accuracy).to(score.dtype),
+            contribution=self._environment_rows(outcome.contribution).to(score.dtype),
+            accuracy=self._environment_rows(reward_scores.accuracy),
+            initial_accuracy=self._environment_rows(self.initial_accuracy),
+            birth_accuracy=self._environment_rows(self.now.birth_accuracy).to(score.dtype),
             score=score,
             twin_score=twin_score,
             previous_gain=self.gain,
             host_parameters=self.host_parameters,
-            seed_parameters=self._own(self.now.seed_parameters_max),
-            added=added,
+            seed_parameters=self._environment_rows(self.now.seed_parameters_max),
+            added_parameters=added_parameters,
             price=self.price,
         )
-        reward = self._reward(inputs, self._own(outcome.rolled_back))
-        self.gain = utility(score, added, self.host_parameters, self.price) - twin_score
+        reward = self._reward(inputs, self._environment_rows(outcome.rolled_back))
+        self.gain = utility(score, added_parameters, self.host_parameters, self.price) - twin_score
         report = StepReport(
             before=inputs.before,
-            acted=acted.own,
+            acted=action.environment_state,
             after=inputs.after,
             signals=self.now.own_signals,
-            seed_parameters=self._own(self.now.seed_parameters),
-            success=self._own(acted.success),
-            rollback=self._own(outcome.rollback),
-            train_loss=self._own(outcome.epoch.loss),
-            train_accuracy=self._own(outcome.epoch.accuracy),
-            scores=outcome.scores.map(self._own),
+            seed_parameters=self._environment_rows(self.now.seed_parameters),
+            success=self._environment_rows(action.success),
+            rollback=self._environment_rows(outcome.rollback),
+            train_loss=self._environment_rows(outcome.epoch.loss),
+            train_accuracy=self._environment_rows(outcome.epoch.accuracy),
+            scores=outcome.scores.map(self._environment_rows),
             twin_scores=outcome.scores.map(self._twins),
-            committed=outcome.committed and outcome.committed.map(self._own),
+            committed=outcome.committed and outcome.committed.map(self._environment_rows),
             twin_committed=outcome.committed and outcome.committed.map(self._twins),
-            test=test and test.map(self._own),
+            test=test and test.map(self._environment_rows),
             twin_test=test and test.map(self._twins),
             score=score,
             twin_score=twin_score,
-            added=added,
-            shapley=self._own(coalitions.shapley()) if coalitions else None,
-            interactions=self._own(coalitions.interactions()) if coalitions else None,
+            added_parameters=added_parameters,
+            shapley=self._environment_rows(coalitions.shapley()) if coalitions else None,
+            interactions=self._environment_rows(coalitions.interactions()) if coalitions else None,
         )
         return Step(self._observe(*scores), reward, last, report)
 
-    def _germinate(self, acted: ActionOutcome, t: int) -> None:
+    def _germinate(self, action: ActionOutcome, t: int) -> None:
         """Initialise the weights of new seeds; snapshot the hosts that fossilised a seed."""
-        before, after = acted.host_before.stage, acted.host.stage
-        if acted.fossilises:
-            kept = (after == Stage.FOSSILISED) & (before == Stage.HOLDING)
-            self.governor.snapshot(moved(kept.any(1), self.device))
-        if acted.germinates:
-            born = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
-            self.engine.germinate(born, acted.state.blueprint, t)
+        before, after = action.host_before.stage, action.host.stage
+        if action.fossilises:
+            fossilises = (after == Stage.FOSSILISED) & (before == Stage.HOLDING)
+            self.governor.snapshot(moved(fossilises.any(1), self.device))
+        if action.germinates:
+            germinates = (after == Stage.GERMINATED) & (before == Stage.DORMANT)
+            self.engine.germinate(germinates, action.state.blueprint, t)
 
     def _run_epoch(self, action: ActionOutcome, t: int) -> "_EpochOutcome":
         """Train an epoch, validate, and roll back the rows that the governor rejects."""
-        acted, host = action.state, action.host
+        epoch_state, host = action.state, action.host
         near_end = t + 1 > self.config.episode_length - SCORE_WINDOW
         move = self.engine.shift_channels(t)
         if move is not None:
             self.governor.follow(move)
         variants = self.engine.variants(host, committed=near_end)
-        epoch = self.engine.train(acted, t, host)
+        epoch = self.engine.train(epoch_state, t, host)
         measurement = self.engine.measure(
-            acted, t, committed=near_end, variants=variants, host=host
+            epoch_state, t, committed=near_end, variants=variants, host=host
         )
-        rollback = self.functions.check(self.governor, epoch, measurement.scores, acted)
+        rollback = self.functions.check(self.governor, epoch, measurement.scores, epoch_state)
         rolled_back = rollback != Reason.NONE
-        state = acted
-        (known,) = on_host(rolled_back)
-        if bool(known.any()):
-            state = roll_back(acted, rolled_back)
-            host = state if state.stage.device.type == "cpu" else roll_back(host, known)
-            self._restore(rolled_back, known, state, host, t, epoch, measurement)
+        state = epoch_state
+        (host_rollback,) = on_host(rolled_back)
+        if bool(host_rollback.any()):
+            state = roll_back(epoch_state, rolled_back)
+            host = state if state.stage.device.type == "cpu" else roll_back(host, host_rollback)
+            self._restore(rolled_back, host_rollback, state, host, t, epoch, measurement)
         if (t + 1) % self.governor.every == 0:
             self.governor.snapshot(self.governor.healthy)
         return _EpochOutcome(epoch, measurement, rollback, rolled_back, state, host)
 
-    def _advance_lifecycle(self, acted: ActionOutcome, outcome: "_EpochOutcome") -> None:
+    def _advance_lifecycle(self, action: ActionOutcome, outcome: "_EpochOutcome") -> None:
         """Tick the lifecycle and update the signals from the measurements."""
         self.now = self.functions.advance_lifecycle(
-            acted.state,
-            None if outcome.state is acted.state else outcome.rolled_back,
+            action.state,
+            None if outcome.state is action.state else outcome.rolled_back,
             self.now,
             self.accuracy,
             outcome.epoch,
@@ -305,7 +305,7 @@ class Shard:
         )
         self.accuracy = outcome.scores.accuracy
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _environment_rows(self, rows: Tensor) -> Tensor:
         """The environments' rows of a tensor over all rows."""
         return rows[: self.count]
 
@@ -316,7 +316,7 @@ class Shard:
     def _restore(
         self,
         rolled_back: Tensor,
-        known: Tensor,
+        host_rollback: Tensor,
         state: SeedState,
         host: SeedState,
         t: int,
@@ -325,15 +325,17 @@ class Shard:
     ) -> None:
         """Restore rows from snapshots and replace their scores by those of the restored hosts.
 
-        ``known`` and ``host`` are ``rolled_back`` and ``state`` in CPU memory.
+        ``host_rollback`` and ``host`` are ``rolled_back`` and ``state`` in CPU memory.
         """
         self.governor.restore(rolled_back)
-        host_rows = known.nonzero()[:, 0]
+        host_rows = host_rollback.nonzero()[:, 0]
         rows = moved(host_rows, self.device)
-        committed = measurement.committed is not None
-        restored = state.map(lambda x: x[rows])
-        restored_host = restored if host is state else host.map(lambda x: x[host_rows])
-        again = self.engine.measure(restored, t, committed=committed, rows=rows, host=restored_host)
+        with_commitments = measurement.committed is not None
+        rows_state = state.map(lambda x: x[rows])
+        rows_host = rows_state if host is state else host.map(lambda x: x[host_rows])
+        again = self.engine.measure(
+            rows_state, t, committed=with_commitments, rows=rows, host=rows_host
+        )
         for target, source in (
             (measurement.scores, again.scores),
             (measurement.committed, again.committed),
@@ -352,7 +354,7 @@ class Shard:
         progress.last_op, progress.success, progress.rolled_back = op, success, outcome.rolled_back
         self._remember(outcome.scores)
         if outcome.committed is not None:
-            self.committed.append(outcome.committed.expected)
+            self.committed_accuracy.append(outcome.committed.expected)
 
     def _remember(self, scores: Scores) -> None:
         progress = self.progress
@@ -366,15 +368,15 @@ class Shard:
         """
         window = self.progress.expected[:, -min(SCORE_WINDOW, self.progress.step + 1) :]
         if last:
-            window = torch.stack(self.committed, 1)
+            window = torch.stack(self.committed_accuracy, 1)
         score = window.mean(1)
-        return self._own(score), self._twins(score)
+        return self._environment_rows(score), self._twins(score)
 
-    def _added(self, last: bool) -> Tensor:
+    def _priced_parameters(self, last: bool) -> Tensor:
         """Number of parameters that pay the price, int64 ``[N]``."""
-        own = self.now.own
-        counted = own.stage == Stage.FOSSILISED if last else own.acting
-        return torch.where(counted, self._own(self.now.seed_parameters), 0).sum(1)
+        state = self.now.own
+        pays = state.stage == Stage.FOSSILISED if last else state.acting
+        return torch.where(pays, self._environment_rows(self.now.seed_parameters), 0).sum(1)
 
     def _reward(self, inputs: RewardInputs, rolled_back: Tensor) -> Tensor:
         reward = REWARDS[self.config.reward](inputs)
@@ -383,13 +385,13 @@ class Shard:
         return reward - self.config.rollback_penalty * rolled_back
 
     def _observe(self, score: Tensor, twin_score: Tensor) -> Observation:
-        seen = self.functions.observe(self.progress, self.now, score, twin_score)
+        features = self.functions.observe(self.progress, self.now, score, twin_score)
         return Observation(
-            host=seen.host,
-            slots=seen.slots,
-            blueprints=seen.blueprints,
-            critic=seen.critic,
-            masks=ActionMasks(self._own(self.now.legal), self.every_kind),
+            host=features.host,
+            slots=features.slots,
+            blueprints=features.blueprints,
+            critic=features.critic,
+            masks=ActionMasks(self._environment_rows(self.now.legal), self.every_kind),
         )
 
 

@@ -79,7 +79,7 @@ class StepReport:
             so that nothing can be chosen by them.
         score, twin_score: mean of the last three expected accuracies, ``[N]``; on the last step
             those of the committed hosts.
-        added: parameters that count for the price, int64 ``[N]``.
+        added_parameters: parameters that count for the price, int64 ``[N]``.
         shapley: exact Shapley values of the seeds for expected accuracy, ``[N, S]``; None before
             the last step.
         interactions: interaction of each pair of seeds, ``[N, S, S]``; None before the last step.
@@ -102,7 +102,7 @@ class StepReport:
     twin_test: Scores | None
     score: Tensor
     twin_score: Tensor
-    added: Tensor
+    added_parameters: Tensor
     shapley: Tensor | None
     interactions: Tensor | None
 

@@ -38,7 +38,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
-from esper.tolaria.export import committed, difference, grown_network
+from esper.tolaria.export import committed_seeds, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
 
@@ -144,7 +144,7 @@ class GrowingPolicy:
     @classmethod
     def trained_on(cls, task: Task) -> "GrowingPolicy":
         """The policy in the box that learned on tasks like ``task``, or ``DEFAULT``."""
-        trained = (cls.named(name) for name, card in cards().items() if card.learned)
+        trained = (cls.named(name) for name, card in cards().items() if card.is_trained)
         return next(
             (one for one in trained if not one.trained_on_other_tasks(task)), cls.named(DEFAULT)
         )
@@ -278,15 +278,18 @@ def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
     """The gain of the only environment at its last step, and its gain on validation."""
     assert report.test is not None
     assert report.twin_test is not None
-    tested = environment.utility(report.test.expected, report.added) - report.twin_test.expected
-    validated = environment.utility(report.score, report.added) - report.twin_score
+    tested = (
+        environment.utility(report.test.expected, report.added_parameters)
+        - report.twin_test.expected
+    )
+    validated = environment.utility(report.score, report.added_parameters) - report.twin_score
     return POINTS * float(tested[0]), POINTS * float(validated[0])
 
 
 def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, float]) -> Grown:
     engine, state, last = shard.engine, shard.state, task.episode_length - 1
     scores = {split: engine.committed_scores(state, last, split) for split in SPLITS}
-    fossilised = committed(state)
+    fossilised = committed_seeds(state)
     images = engine.bank.held_back("test", engine.datasets(last)[:1]).by_row()[0][:64, :, :, 0]
     logits = torch_backend(task.host, Precision("cpu")).logits(engine.stack, fossilised, images)[0]
     return Grown(

@@ -18,7 +18,7 @@ from esper.runtime import plugins
 from esper.runtime.data import Dataset, FromDirectory
 from esper.runtime.tasks import Task
 from esper.simic.distributed.wire import on_device
-from esper.simic.growth.merge import merged
+from esper.simic.growth.merge import merge
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import FeatureNames
 from esper.tamiyo.policy.interface import ObservationT
@@ -43,7 +43,7 @@ def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     """The parts along ``dim``; hosts with fewer slots are padded to the widest with 0."""
     first = [part.movedim(dim, 0) for part in parts]
     order = torch.arange(sum(len(part) for part in first))
-    return merged(first, order).movedim(0, dim).contiguous()
+    return merge(first, order).movedim(0, dim).contiguous()
 
 
 def _joined(name: str, parts: Sequence[Any]) -> Any:

@@ -20,7 +20,7 @@ from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstack
 from esper.simic.growth.collect import collect
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.growth.layout import GrowthLayout
-from esper.simic.growth.merge import merged
+from esper.simic.growth.merge import merge
 from esper.simic.growth.step import Step, StepReport
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
@@ -210,7 +210,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         states = [one["rollout"] for one in contents]
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
-        telemetry: StepTelemetry = merged([one["telemetry"] for one in contents], rows)
+        telemetry: StepTelemetry = merge([one["telemetry"] for one in contents], rows)
         last = {n: joined([one["after"][n] for one in contents], 0) for n in contents[0]["after"]}
         decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)

@@ -304,7 +304,7 @@ def half_precision(name: str, device: torch.device, setting: str) -> torch.dtype
     precision = resolve_precision(True, device, name, "torch")
     if precision.reason is not None:
         raise UsageError(f"{setting}: {precision.reason}")
-    if precision.scaled and device.type != "cuda":
+    if precision.scales_losses and device.type != "cuda":
         raise UsageError(f"{setting}: float16 needs a CUDA device; take --amp-dtype bfloat16")
     return precision.amp_dtype
 

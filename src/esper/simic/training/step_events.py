@@ -76,7 +76,7 @@ class StepRecord:
         """The recorded tensors on the device of the step, in the order of the fields."""
         floats = [*(of(report) for of in _FLOATS.values()), reward]
         integers = [
-            report.added,
+            report.added_parameters,
             actions[:, HEADS.index("op")],
             actions[:, HEADS.index("slot")],
             report.success.long(),

@@ -107,8 +107,8 @@ class MaskedCategorical:
         Args:
             uniform: uniform numbers in (0, 1), ``[..., K]``.
         """
-        perturbed = self.log_probs - torch.log(-torch.log(uniform))
-        return perturbed.masked_fill(self.illegal, -torch.inf).argmax(-1)
+        scores = self.log_probs - torch.log(-torch.log(uniform))
+        return scores.masked_fill(self.illegal, -torch.inf).argmax(-1)
 
     @property
     def mode(self) -> Tensor:

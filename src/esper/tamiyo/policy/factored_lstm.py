@@ -123,8 +123,8 @@ class FactoredLSTM(Policy[Observation]):
         self.value_head = Head(lstm_hidden + len(names.critic), width, 1)
         widths = [layer.out_features for layer in self._choice_layers()]
         # Padding reads the column of zeros that is one past the end.
-        places = torch.tensor(padded_columns(widths, padding=sum(widths)))
-        self.register_buffer("choice_places", places, persistent=False)
+        columns = torch.tensor(padded_columns(widths, padding=sum(widths)))
+        self.register_buffer("choice_places", columns, persistent=False)
         self._initialise()
         self._for_native = self._native_sizes(), self._native_parameters()
         self._packed: native.PackedWeights | None = None
@@ -159,8 +159,8 @@ class FactoredLSTM(Policy[Observation]):
 
     def head_parameters(self, head: str) -> list[nn.Parameter]:
         """See ``Policy.head_parameters``."""
-        own = {"op": self.op_head, "slot": self.slot_head, "value": self.value_head}
-        module = own[head] if head in own else self.choice_heads[head]
+        heads = {"op": self.op_head, "slot": self.slot_head, "value": self.value_head}
+        module = heads[head] if head in heads else self.choice_heads[head]
         return list(module.parameters())
 
     def noise_shape(self, observation: Observation) -> tuple[int, int]:
@@ -205,11 +205,11 @@ class FactoredLSTM(Policy[Observation]):
         choices = MaskedCategorical(
             *self._choices(memory, slots, op, slot, observation), validate=False
         )
-        others = choose(choices, slice(2, None))
+        choice_actions = choose(choices, slice(2, None))
         both = torch.stack([ops.log_prob(op), slot_distribution.log_prob(slot)], -1)
-        log_probs = torch.cat([both, choices.log_prob(others)], -1)
+        log_probs = torch.cat([both, choices.log_prob(choice_actions)], -1)
         log_prob = torch.where(relevance(op), log_probs, 0.0).sum(-1)
-        actions = torch.cat([torch.stack([op, slot], -1), others], -1)
+        actions = torch.cat([torch.stack([op, slot], -1), choice_actions], -1)
         return actions, log_prob, self._value(memory, observation)
 
     @contextmanager
@@ -300,8 +300,8 @@ class FactoredLSTM(Policy[Observation]):
             exists = observation.masks.exists[..., None]
             present = torch.where(exists, slots, 0.0)
             mean = present.sum(-2) / exists.sum(-2)
-            pooled = torch.cat([mean, present.amax(-2)], -1)
-            features = self.encoder(torch.cat([observation.host, pooled], -1))
+            summary = torch.cat([mean, present.amax(-2)], -1)
+            features = self.encoder(torch.cat([observation.host, summary], -1))
         return features, upcast(slots)
 
     # Native twin: policy/sequence.h, Lstm.
@@ -315,13 +315,13 @@ class FactoredLSTM(Policy[Observation]):
     def evaluate_heads(
         self,
         memory: Tensor,
-        encoded: tuple[Tensor, ...],
+        encoding: tuple[Tensor, ...],
         observation: Observation,
         actions: Tensor,
     ) -> Evaluation:
         """See ``Policy.evaluate_heads``. All heads share one padded log-softmax."""
         with full_precision(memory.device):
-            return self._evaluation(memory, encoded[1], observation, actions)
+            return self._evaluation(memory, encoding[1], observation, actions)
 
     def _evaluation(
         self, memory: Tensor, slots: Tensor, observation: Observation, actions: Tensor
@@ -334,8 +334,8 @@ class FactoredLSTM(Policy[Observation]):
             self._choices(memory, slots, op, slot, observation),
         ]
         widest = max(logits.shape[-1] for logits, _ in parts)
-        logits = torch.cat([_widened(part, widest) for part, _ in parts], -2)
-        legal = torch.cat([_widened(mask, widest) for _, mask in parts], -2)
+        logits = torch.cat([_pad_columns(part, widest) for part, _ in parts], -2)
+        legal = torch.cat([_pad_columns(mask, widest) for _, mask in parts], -2)
         distribution = MaskedCategorical(logits, legal, validate=False)
         matters = relevance(op)
         log_probs = torch.where(matters, distribution.log_prob(actions), 0.0)
@@ -359,16 +359,16 @@ class FactoredLSTM(Policy[Observation]):
         Both are ``[..., choice heads, widest]``. The six linear maps are computed as one.
         """
         index = slot[..., None, None].expand(*slot.shape, 1, slots.shape[-1])
-        chosen = slots.gather(-2, index).squeeze(-2)
-        trunk = self.choice_trunk(torch.cat([memory, self.op_embedding(op), chosen], -1))
+        embedding = slots.gather(-2, index).squeeze(-2)
+        trunk = self.choice_trunk(torch.cat([memory, self.op_embedding(op), embedding], -1))
         options = observation.masks.choices_of(op, slot)
         weight, bias = (
             torch.cat([getattr(layer, name) for layer in self._choice_layers()])
             for name in ("weight", "bias")
         )
         logits = nn.functional.linear(trunk, weight, bias)
-        places = self.get_buffer("choice_places")
-        return _widened(logits, logits.shape[-1] + 1)[..., places], options
+        columns = self.get_buffer("choice_places")
+        return _pad_columns(logits, logits.shape[-1] + 1)[..., columns], options
 
     # Native twin: policy/network.h, estimate_value.
     def _value(self, memory: Tensor, observation: Observation) -> Tensor:
@@ -383,7 +383,7 @@ def _op_probabilities(op_head: Head, hidden: RecurrentState, masks: ActionMasks)
         return MaskedCategorical(logits, masks.ops, validate=False).log_probs.exp()
 
 
-def _widened(x: Tensor, width: int) -> Tensor:
+def _pad_columns(x: Tensor, width: int) -> Tensor:
     """``x`` with its last axis padded to ``width`` with zeros (false)."""
     if x.shape[-1] == width:
         return x

@@ -173,14 +173,14 @@ class Observation:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors by name, masks included."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "masks"}
-        return own | {"mask_slots": self.masks.slots, "mask_kinds": self.masks.kinds}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "masks"}
+        return tensors | {"mask_slots": self.masks.slots, "mask_kinds": self.masks.kinds}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor]) -> Self:
         """The inverse of ``tensors``."""
-        own = {name: value for name, value in tensors.items() if not name.startswith("mask_")}
-        return cls(masks=ActionMasks(tensors["mask_slots"], tensors["mask_kinds"]), **own)
+        features = {name: value for name, value in tensors.items() if not name.startswith("mask_")}
+        return cls(masks=ActionMasks(tensors["mask_slots"], tensors["mask_kinds"]), **features)
 
 
 @dataclass(slots=True)
@@ -258,7 +258,7 @@ def host_features(
     device = state.stage.device
     losses = symlog(torch.cat([progress.losses, progress.train_loss[:, None]], 1))
     scores = [losses, progress.expected, progress.train_accuracy[:, None]]
-    measured = _known(torch.cat(scores, 1)).index_select(1, _score_columns(device))
+    history = _fill_unknown(torch.cat(scores, 1)).index_select(1, _score_columns(device))
     shares = SHARES[state.stage].mean(1)
     living = state.living.sum(1, keepdim=True)
     flags = torch.stack([progress.success, progress.rolled_back], 1).float()
@@ -266,7 +266,7 @@ def host_features(
         [
             torch.full((count, 1), fraction, device=device),
             progress.remaining[:, None],
-            measured,
+            history,
             shares,
             flags[:, :1],
             OPS[progress.last_op],
@@ -339,11 +339,11 @@ def slot_features(
     alphas = torch.stack([state.alpha, state.alpha_velocity, state.goal, state.ramp_target], -1)
     durations = [state.ramp_steps, state.ramp_done, state.tempo, state.age, state.stage_age]
     ages = torch.stack(durations, -1) / episode_length
-    measured = [signals.contribution, signals.contribution_velocity, signals.improvement]
-    points = SCORE_FEATURE_SCALE * torch.stack(measured, -1).float().nan_to_num(0.0)
+    contributions = [signals.contribution, signals.contribution_velocity, signals.improvement]
+    points = SCORE_FEATURE_SCALE * torch.stack(contributions, -1).float().nan_to_num(0.0)
     gradients = [signals.gradient_norm, signals.gradient_ratio]
     norms = symlog(torch.stack(gradients, -1).float().nan_to_num(0.0, posinf=INFINITE_NORM))
-    health = _known(torch.stack([signals.health, signals.previous_health], -1))
+    health = _fill_unknown(torch.stack([signals.health, signals.previous_health], -1))
     flags = torch.stack([signals.contribution.isfinite(), signals.exploding], -1).float()
     seeds = torch.cat(
         [
@@ -363,9 +363,9 @@ def slot_features(
         ],
         -1,
     ).masked_fill(~living, 0.0)
-    place = cached_tensor(places(slots), living.device).expand(len(living), -1, -1)
+    positions = cached_tensor(slot_positions(slots), living.device).expand(len(living), -1, -1)
     empty = _empty_slot_signals(slot_measures).masked_fill(living, 0.0)
-    features = torch.cat([living.float(), STAGES[state.stage], seeds, empty, place], -1)
+    features = torch.cat([living.float(), STAGES[state.stage], seeds, empty, positions], -1)
     assert features.shape[-1] == len(SLOT_FEATURES)
     return features
 
@@ -373,11 +373,11 @@ def slot_features(
 def _empty_slot_signals(measures: Tensor) -> Tensor:
     """``EMPTY_SLOT_SIGNALS`` of slots without a seed; ``measures [..., len(SLOT_MEASURES)]``."""
     measures = measures.float()
-    known = measures[..., :1].isfinite()
+    finite = measures[..., :1].isfinite()
     logarithms = measures.clamp(MIN_MEASURE, MAX_MEASURE).log() / MEASURE_UNIT
     shares = cached_tensor(tuple(n == "active_share" for n in SLOT_MEASURES), measures.device)
     values = torch.where(shares, measures, logarithms).nan_to_num(0.0, torch.inf, -torch.inf)
-    return torch.cat([known.float(), values.masked_fill(~known, 0.0)], -1)
+    return torch.cat([finite.float(), values.masked_fill(~finite, 0.0)], -1)
 
 
 def log_size(host_parameters: int) -> float:
@@ -391,22 +391,22 @@ def log_price(price: Tensor) -> Tensor:
 
 
 def utility(
-    score: Tensor, added: Tensor, host_parameters: int | Tensor, price: float | Tensor
+    score: Tensor, added_parameters: Tensor, host_parameters: int | Tensor, price: float | Tensor
 ) -> Tensor:
-    """``score - price ln(1 + added / host_parameters)``, elementwise; at most the score.
+    """``score - price ln(1 + added_parameters / host_parameters)``, elementwise; at most the score.
 
     Args:
         score: expected accuracy in [0, 1].
-        added: parameters of the seeds that count.
+        added_parameters: parameters of the seeds that count.
         host_parameters: parameters of the host alone.
         price: price of parameters; doubling the host costs ``price ln 2`` of expected accuracy.
     """
-    return score - price * growth(score, added, host_parameters)
+    return score - price * growth(score, added_parameters, host_parameters)
 
 
-def growth(score: Tensor, added: Tensor, host_parameters: int | Tensor) -> Tensor:
-    """``ln(1 + added / host_parameters)`` in the dtype of ``score``."""
-    return (added.to(score.dtype) / host_parameters).log1p()
+def growth(score: Tensor, added_parameters: Tensor, host_parameters: int | Tensor) -> Tensor:
+    """``ln(1 + added_parameters / host_parameters)`` in the dtype of ``score``."""
+    return (added_parameters.to(score.dtype) / host_parameters).log1p()
 
 
 def most_seeds(max_seeds: int, slots: int) -> int:
@@ -414,7 +414,7 @@ def most_seeds(max_seeds: int, slots: int) -> int:
     return max(1, min(max_seeds, slots))
 
 
-def places(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
+def slot_positions(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
     """Depth and ``log_channels`` of each slot, which do not depend on its seed."""
     return tuple((slot.depth, log(slot.channels / USUAL_CHANNELS)) for slot in slots)
 
@@ -427,6 +427,6 @@ def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:
     return torch.stack([twin_score, gain, torch.ones_like(gain)], -1).float()
 
 
-def _known(x: Tensor) -> Tensor:
+def _fill_unknown(x: Tensor) -> Tensor:
     """``x`` with NaN replaced by -1."""
     return x.float().nan_to_num(-1.0, torch.inf, -torch.inf)

@@ -33,8 +33,8 @@ ObservationT = TypeVar("ObservationT", bound=TensorRecord)
 
 def named_inputs(observation: TensorRecord, hidden: RecurrentState) -> dict[str, Tensor]:
     """The inputs of a policy by name: ``observation/NAME`` and ``hidden/I``."""
-    observed = {f"observation/{name}": x for name, x in observation.tensors().items()}
-    return observed | named_hidden(hidden)
+    tensors = {f"observation/{name}": x for name, x in observation.tensors().items()}
+    return tensors | named_hidden(hidden)
 
 
 def inputs_from(
@@ -42,8 +42,10 @@ def inputs_from(
 ) -> tuple[ObservationT, RecurrentState]:
     """The inverse of ``named_inputs``; ignores other names. ``kind`` is the observation class."""
     prefix = "observation/"
-    observed = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
-    return kind.from_tensors(observed), hidden_from(tensors)
+    observation_tensors = {
+        n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)
+    }
+    return kind.from_tensors(observation_tensors), hidden_from(tensors)
 
 
 def named_hidden(hidden: RecurrentState) -> dict[str, Tensor]:
@@ -135,7 +137,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
     def evaluate_heads(
         self,
         memory: Tensor,
-        encoded: tuple[Tensor, ...],
+        encoding: tuple[Tensor, ...],
         observation: ObservationT,
         actions: Tensor,
     ) -> Evaluation:
@@ -143,7 +145,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
         Args:
             memory: outputs of ``run_lstm``, ``[T, N, memory width]``.
-            encoded: what ``encode`` returned for the observation.
+            encoding: what ``encode`` returned for the observation.
             observation: leading axes ``[T, N]``.
             actions: int64 ``[T, N, heads]``.
         """
@@ -178,9 +180,9 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
             actions: int64 ``[T, N, heads]``.
             hidden: recurrent state before the first step.
         """
-        encoded = self.encode(observation)
-        memory, _ = self.run_lstm(encoded[0], hidden)
-        return self.evaluate_heads(memory, encoded, observation, actions)
+        encoding = self.encode(observation)
+        memory, _ = self.run_lstm(encoding[0], hidden)
+        return self.evaluate_heads(memory, encoding, observation, actions)
 
     def trunk_precision(self, device: torch.device) -> torch.autocast:
         """The autocast context of encoder and memory.

@@ -57,9 +57,9 @@ class Library:
 
     def __init__(self, dtype: torch.dtype):
         suffix, call, pointers = SUFFIXES[dtype], CALLS.PolicyCall, POINTER(c_void_p)
-        given = (CALLS.PolicySpec, pointers, call, c_int, pointers)
+        types = (CALLS.PolicySpec, pointers, call, c_int, pointers)
         gradients = (c_void_p, c_void_p, c_void_p, pointers, c_int)
-        self.forward = function(f"policy_forward_{suffix}", *given)
+        self.forward = function(f"policy_forward_{suffix}", *types)
         self.forward_again = function(f"policy_forward_again_{suffix}", c_void_p, call, c_int)
         self.backward = function(f"policy_backward_{suffix}", c_void_p, *gradients)
         self.free = f"policy_free_{suffix}"
@@ -88,7 +88,7 @@ class PackedWeights:
 
     def __init__(self) -> None:
         self._shape: torch.Size | None = None
-        self._made: tuple[Handle, Array[c_void_p]] | None = None
+        self._network: tuple[Handle, Array[c_void_p]] | None = None
 
     def forward(
         self,
@@ -100,12 +100,12 @@ class PackedWeights:
         threads: int,
     ) -> None:
         """Compute one step whose ``observation.slots`` has ``shape``."""
-        if self._made is not None and self._shape == shape:
-            library.forward_again(self._made[0].address, call, threads)
+        if self._network is not None and self._shape == shape:
+            library.forward_again(self._network[0].address, call, threads)
             return
         network, weights = Handle(library.free), addresses(parameters)
         library.forward(_spec(sizes)[0], weights, call, threads, network.address)
-        self._made, self._shape = (network, weights), shape
+        self._network, self._shape = (network, weights), shape
 
 
 def act(
@@ -160,11 +160,11 @@ class _Evaluate(torch.autograd.Function):
         library = library_for(parameters[0].dtype)
         call, result, at = _call(sizes, observation, actions.contiguous(), hidden)
         network, weights = Handle(library.free), addresses(parameters)
-        wanted = network.address if any(ctx.needs_input_grad) else None
-        library.forward(_spec(sizes)[0], weights, call, threads, wanted)
+        address = network.address if any(ctx.needs_input_grad) else None
+        library.forward(_spec(sizes)[0], weights, call, threads, address)
         ctx.save_for_backward(*parameters)
         # The library reads inputs and parameters again in the backward pass.
-        ctx.kept = network, weights, at, result.actions, threads
+        ctx.resources = network, weights, at, result.actions, threads
         ctx.mark_non_differentiable(result.choice)
         return result.log_prob, result.entropy, result.choice, result.value
 
@@ -173,21 +173,23 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the parameters; other inputs get None."""
         parameters = ctx.saved_tensors
-        network, _, _, _, threads = ctx.kept
+        network, _, _, _, threads = ctx.resources
         if not network.address:
             raise RuntimeError(
                 "native policy: backward can run only once per evaluation; evaluate again"
             )
         at, dtype = Pointers(), parameters[0].dtype
         d_log_prob, d_entropy, _, d_value = gradients
-        given = [at.to(gradient, dtype) for gradient in (d_log_prob, d_entropy, d_value)]
+        output_gradients = [at.to(gradient, dtype) for gradient in (d_log_prob, d_entropy, d_value)]
         sums = parameters[0].new_zeros(sum(p.numel() for p in parameters))
         parameter_gradients = [
             part.view_as(p)
             for part, p in zip(sums.split([p.numel() for p in parameters]), parameters, strict=True)
         ]
         library = library_for(dtype)
-        library.backward(network.address, *given, addresses(parameter_gradients), threads)
+        library.backward(
+            network.address, *output_gradients, addresses(parameter_gradients), threads
+        )
         network.free()
         return (*[None] * 5, *parameter_gradients)
 

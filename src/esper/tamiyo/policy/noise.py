@@ -15,8 +15,8 @@ def action_noise(
     purpose: int = Purpose.ACTION,
 ) -> Tensor:
     """Uniform numbers for ``Policy.act``, keyed by environment, ``[N, heads, widest]``."""
-    drawn = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
-    return drawn.view(len(environments), len(HEADS), widest)
+    draws = uniform(seed, environments, purpose, episode, step, len(HEADS) * widest)
+    return draws.view(len(environments), len(HEADS), widest)
 
 
 class EpisodeNoise:

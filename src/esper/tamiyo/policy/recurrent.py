@@ -180,8 +180,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
         """See ``Policy.head_parameters``."""
         if head != "value":
             return list(self.action_heads[self.heads.index(head)].parameters())
-        own = self._trunks()[1:]
-        return [p for module in (*own, self.value_head) for p in module.parameters()]
+        trunks = self._trunks()[1:]
+        return [p for module in (*trunks, self.value_head) for p in module.parameters()]
 
     def value_layer(self) -> nn.Linear:
         """See ``Policy.value_layer``."""
@@ -197,8 +197,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
     def encode(self, observation: FlatObservation) -> tuple[Tensor, ...]:
         """Inputs of all memories, concatenated, ``[..., trunks * encoder]``."""
         with self.trunk_precision(observation.features.device):
-            encoded = [trunk.encoder(observation.features) for trunk in self._trunks()]
-            return (encoded[0] if len(encoded) == 1 else torch.cat(encoded, -1),)
+            outputs = [trunk.encoder(observation.features) for trunk in self._trunks()]
+            return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1),)
 
     def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """See ``Policy.run_lstm``; outputs are concatenated, ``[T, N, trunks * width]``."""
@@ -239,7 +239,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
     def evaluate_heads(
         self,
         memory: Tensor,
-        encoded: tuple[Tensor, ...],
+        encoding: tuple[Tensor, ...],
         observation: FlatObservation,
         actions: Tensor,
     ) -> Evaluation:

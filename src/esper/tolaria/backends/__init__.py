@@ -67,12 +67,12 @@ class Backend(Protocol):
 
     Attributes:
         name: name of the backend in messages and in the fingerprint of a run.
-        threaded: whether a call uses all threads itself; otherwise the caller distributes
+        uses_all_threads: whether a call uses all threads itself; otherwise the caller distributes
             environments over threads.
     """
 
     name: str
-    threaded: bool
+    uses_all_threads: bool
 
     def train_epoch(
         self,

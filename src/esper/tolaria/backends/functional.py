@@ -23,7 +23,7 @@ class FunctionalBackend(TorchBackend):
     """
 
     name = "functional"
-    threaded = True
+    uses_all_threads = True
     """A forward pass stores its parameters in the module, so only one thread computes at a time."""
 
     host: ModuleHost

@@ -22,10 +22,10 @@ class MixedBackend:
     """
 
     name = "native"
-    threaded = True
+    uses_all_threads = True
 
-    def __init__(self, native: NativeBackend, others: TorchBackend):
-        self.native, self.others = native, others
+    def __init__(self, native: NativeBackend, fallback: TorchBackend):
+        self.native, self.fallback = native, fallback
 
     def train_epoch(
         self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
@@ -79,7 +79,7 @@ class MixedBackend:
                 if len(keep := (position[one.rows] >= 0).nonzero()[:, 0])
             ]
             data = replace(held_back, dataset=held_back.dataset[own_rows])
-            scores, others = backend.evaluate(
+            scores, scores_of_parts = backend.evaluate(
                 stack,
                 seeds.of_rows(own_rows),
                 data,
@@ -87,18 +87,18 @@ class MixedBackend:
                 stack_rows[own_rows],
             )
             host_scores.put(own_rows, scores)
-            for (total, keep, _), part_scores in zip(parts, others, strict=True):
+            for (total, keep, _), part_scores in zip(parts, scores_of_parts, strict=True):
                 total.put(keep, part_scores)
         return host_scores, variant_scores
 
-    def _foreign(self, seeds: Seeds, computed: Tensor) -> Tensor:
+    def _foreign(self, seeds: Seeds, computing: Tensor) -> Tensor:
         """Rows that compute a seed unknown to the library, bool ``[R]``."""
-        return (computed & (self.native.kind_of[seeds.blueprint] < 0)).any(1)
+        return (computing & (self.native.kind_of[seeds.blueprint] < 0)).any(1)
 
     def _parts(self, foreign: Tensor) -> Iterator[tuple[Backend, Tensor]]:
         """Each backend that has rows to compute, and its rows, int64 ``[m]``."""
         parts: tuple[tuple[Backend, Tensor], ...]
-        parts = (self.native, ~foreign), (self.others, foreign)
+        parts = (self.native, ~foreign), (self.fallback, foreign)
         for backend, where in parts:
             if bool(where.any()):
                 yield backend, where.nonzero()[:, 0]

@@ -47,7 +47,7 @@ class NativeBackend:
     """
 
     name = "native"
-    threaded = True
+    uses_all_threads = True
     measures_slots = True
     """Switched off only to find what measuring the slots costs."""
 

@@ -51,7 +51,7 @@ class StoreRows:
         if scales is None:
             self.gradient = gradient
         else:
-            gradient, self.finite = scales.unscaled(gradient, self.rows)
+            gradient, self.finite = scales.unscale(gradient, self.rows)
             self.gradient = torch.where(self.finite[:, None], gradient, self.gradient)
             active = self.finite if active is None else active & self.finite
         _, factor = clip_scale(gradient, self.optimisation.max_gradient_norm)

@@ -36,7 +36,7 @@ class TorchBackend:
     """Implements ``tolaria.backends.Backend`` for any ``BlockHost``."""
 
     name = "torch"
-    threaded = False
+    uses_all_threads = False
     measures_slots = True
     """Switched off only to find what measuring the slots costs."""
 
@@ -154,7 +154,7 @@ class TorchBackend:
         readings = [
             self._read(
                 stack,
-                plan(seeds.varied(v)),
+                plan(seeds.of_variant(v)),
                 v.rows if rows is None else rows[v.rows],
             )
             for v in variants

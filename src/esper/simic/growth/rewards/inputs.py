@@ -42,8 +42,8 @@ class RewardInputs:
         host_parameters: parameters of the host without seeds.
         seed_parameters: parameters of the seeds that are alive before or after the step, int64
             ``[N, S]``; 0 elsewhere. A seed pruned in this step is included, for alpha shock.
-        added: parameters that are priced, ``[N]``: those of acting seeds, on the last step those of
-            fossilised seeds.
+        added_parameters: parameters that are priced, ``[N]``: those of acting seeds, on the last
+            step those of fossilised seeds.
         price: price of parameters, ``[N]``.
     """
 
@@ -63,7 +63,7 @@ class RewardInputs:
     previous_gain: Tensor
     host_parameters: int
     seed_parameters: Tensor
-    added: Tensor
+    added_parameters: Tensor
     price: Tensor
 
 
@@ -71,12 +71,12 @@ RewardFunction = Callable[[RewardInputs], Tensor]
 """A reward mode: computes rewards ``[N]`` in the dtype of the score."""
 
 
-def chosen(inputs: RewardInputs, op: Op) -> Tensor:
+def affected_slots(inputs: RewardInputs, op: Op) -> Tensor:
     """The slots in which ``op`` took effect, bool ``[N, S]``."""
     slots = inputs.before.stage.shape[1]
     # An illegal action may name a slot that does not exist, so compare instead of indexing.
-    named = inputs.slot[:, None] == torch.arange(slots, device=inputs.slot.device)
-    return named & (inputs.op == op)[:, None]
+    is_target = inputs.slot[:, None] == torch.arange(slots, device=inputs.slot.device)
+    return is_target & (inputs.op == op)[:, None]
 
 
 def improvement(inputs: RewardInputs) -> Tensor:
@@ -99,7 +99,7 @@ def time_held(inputs: RewardInputs) -> Tensor:
     return (inputs.before.stage_age.to(inputs.score.dtype) / steps).clamp(max=1.0)
 
 
-def harmonic_mean(one: Tensor, other: Tensor) -> Tensor:
+def harmonic_mean(a: Tensor, b: Tensor) -> Tensor:
     """``2ab / (a + b)`` where both are positive, 0 elsewhere; elementwise."""
-    positive = (one > 0) & (other > 0)
-    return torch.where(positive, 2.0 * one * other / (one + other), 0.0)
+    positive = (a > 0) & (b > 0)
+    return torch.where(positive, 2.0 * a * b / (a + b), 0.0)

@@ -32,4 +32,4 @@ def utility_reward(inputs: RewardInputs) -> Tensor:
 
 
 def _utility(inputs: RewardInputs) -> Tensor:
-    return utility(inputs.score, inputs.added, inputs.host_parameters, inputs.price)
+    return utility(inputs.score, inputs.added_parameters, inputs.host_parameters, inputs.price)

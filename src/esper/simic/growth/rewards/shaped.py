@@ -13,7 +13,7 @@ from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
 from esper.simic.growth.rewards.inputs import (
     RewardInputs,
-    chosen,
+    affected_slots,
     contribution_points,
     harmonic_mean,
     improvement,
@@ -71,7 +71,7 @@ def attribution(inputs: RewardInputs) -> Tensor:
     if inputs.last:
         return torch.zeros_like(inputs.score)
     stage = inputs.after.stage
-    counted = (stage == Stage.BLENDING) | (stage == Stage.HOLDING)
+    pending = (stage == Stage.BLENDING) | (stage == Stage.HOLDING)
     c = contribution_points(inputs)
     progress = 100.0 * (inputs.accuracy[:, None] - inputs.birth_accuracy)
     imp = improvement(inputs)[:, None]
@@ -81,7 +81,7 @@ def attribution(inputs: RewardInputs) -> Tensor:
     credit = torch.where(credit > 0, credit * factor, credit)
     ratio = c / imp.clamp(min=MIN_IMPROVEMENT)
     charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
-    return torch.where(counted, credit - charge, 0.0).sum(1)
+    return torch.where(pending, credit - charge, 0.0).sum(1)
 
 
 def alpha_shock(inputs: RewardInputs) -> Tensor:
@@ -107,11 +107,11 @@ def fossil_bonus(inputs: RewardInputs) -> Tensor:
     bonus = torch.where(imp < 0, 0.0, (FOSSIL_BASE + 0.1 * c) * time_held(inputs))
     reward = torch.where(c >= 1.0, bonus, -0.2 + 0.1 * c.clamp(max=0.0))
     charge = torch.where(imp < 0, 0.5 + (-0.2 * imp).clamp(max=1.0), 0.0)
-    return torch.where(chosen(inputs, Op.FOSSILISE), reward - charge, 0.0).sum(1)
+    return torch.where(affected_slots(inputs, Op.FOSSILISE), reward - charge, 0.0).sum(1)
 
 
 def _price(inputs: RewardInputs) -> Tensor:
-    grown = growth(inputs.score, inputs.added, inputs.host_parameters)
+    grown = growth(inputs.score, inputs.added_parameters, inputs.host_parameters)
     return (PRICE_RATE * grown).clamp(max=PRICE_CAP)
 
 
@@ -120,7 +120,7 @@ def _occupancy(inputs: RewardInputs) -> Tensor:
 
 
 def _action_cost(inputs: RewardInputs) -> Tensor:
-    blends = chosen(inputs, Op.ADVANCE) & (inputs.before.stage == Stage.TRAINING)
+    blends = affected_slots(inputs, Op.ADVANCE) & (inputs.before.stage == Stage.TRAINING)
     cost = BLEND_COST * blends.any(1).to(inputs.score.dtype)
     for op, price in OP_COST.items():
         cost = cost + price * (inputs.op == op).to(cost.dtype)

@@ -7,7 +7,7 @@ from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
 from esper.simic.growth.rewards.inputs import (
     RewardInputs,
-    chosen,
+    affected_slots,
     contribution_points,
     harmonic_mean,
     improvement,
@@ -51,10 +51,10 @@ def basic_reward(inputs: RewardInputs) -> Tensor:
     c = contribution_points(inputs)
     bonus = (0.3 + 0.5 * harmonic_mean(imp, c)) * time_held(inputs)
     payment = torch.where(c <= 0, -0.5, torch.where(imp <= 0, -0.2, bonus))
-    fossilised = torch.where(chosen(inputs, Op.FOSSILISE), payment, 0.0).sum(1)
+    fossilised = torch.where(affected_slots(inputs, Op.FOSSILISE), payment, 0.0).sum(1)
     reward = stage_shaping(inputs) - _budget_cost(inputs) + fossilised
-    gained = inputs.accuracy - inputs.initial_accuracy
-    return reward + 5.0 * gained if inputs.last else reward
+    increase = inputs.accuracy - inputs.initial_accuracy
+    return reward + 5.0 * increase if inputs.last else reward
 
 
 def sparse_reward(inputs: RewardInputs) -> Tensor:
@@ -65,4 +65,4 @@ def sparse_reward(inputs: RewardInputs) -> Tensor:
 
 
 def _budget_cost(inputs: RewardInputs) -> Tensor:
-    return PARAMETER_COST / PARAMETER_BUDGET * inputs.added.to(inputs.score.dtype)
+    return PARAMETER_COST / PARAMETER_BUDGET * inputs.added_parameters.to(inputs.score.dtype)
