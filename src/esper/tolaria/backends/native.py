@@ -13,8 +13,14 @@ from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
 from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.native.build import Unavailable
-from esper.native.library import SUFFIXES, Handle, function, library
-from esper.native.pointers import Pointers
+from esper.native.library import (
+    SUFFIXES,
+    Handle,
+    Pointers,
+    function,
+    library,
+    vector_bytes,
+)
 from esper.native.structures import Struct, definitions
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
@@ -210,7 +216,7 @@ class NativeBackend:
 
     def _evaluation_lanes(self) -> int:
         sizes = [slot.channels * slot.size[0] * slot.size[1] for slot in self.host.all_slots]
-        lanes = library().esper_vector_bytes() * 8 // torch.finfo(self.dtype).bits
+        lanes = vector_bytes(library()) * 8 // torch.finfo(self.dtype).bits
         image = max(sizes) * torch.finfo(self.dtype).bits // 8
         registers = max(1, _ACTIVATION_BYTES // (image * lanes))
         return min(EVALUATION_LANES, registers * lanes)

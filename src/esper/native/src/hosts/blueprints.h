@@ -5,7 +5,9 @@
 #include <cmath>
 
 #include "calls.h"
-#include "layers.h"
+#include "convolution.h"
+#include "normalisation.h"
+#include "pooling.h"
 
 namespace esper::hosts {
 

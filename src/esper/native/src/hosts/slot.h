@@ -29,7 +29,7 @@ struct Seed {
 
 // Twin of tolaria.backends.torch.slot_block.
 template <class T>
-class Slot {
+class Slot : public Layer<T> {
  public:
   Slot(int channels, int gate_offset)
       : channels_(channels), gate_offset_(gate_offset), branches_(kKinds) {
@@ -38,17 +38,18 @@ class Slot {
                          Convolution<T>(hidden, 1, 1, true));
   }
 
-  // Sizes of the parameter tensors of a branch.
-  const std::vector<int>& fields(int kind) { return made(kind).fields; }
-  int parameters(int kind) { return made(kind).parameters; }
+  // Sizes of the parameter tensors of a branch. A seed has a store of its own; the slot as a layer of
+  // the host has no parameters.
+  const std::vector<int>& seed_fields(int kind) { return branch(kind).fields; }
+  int seed_parameters(int kind) { return branch(kind).parameters; }
 
   int gate_offset() const { return gate_offset_; }
   int gate_parameters() const { return gate_->parameters(); }
 
-  void bind(const Seed<T>& seed) {
+  void bind_seed(const Seed<T>& seed) {
     seed_ = seed;
     if (seed.kind < 0) return;
-    branch(seed.kind).bind(seed.parameters, seed.gradient, nullptr);
+    branch(seed.kind).layers->bind(seed.parameters, seed.gradient, nullptr);
     if (seed.form == Form::gate)
       gate_->bind(seed.parameters + gate_offset_, seed.gradient + gate_offset_, nullptr);
   }
@@ -58,32 +59,32 @@ class Slot {
   // Changes the alpha of the bound seed; at 0 `evaluate` skips the seed.
   void set_alpha(T alpha) { seed_.alpha = alpha; }
 
-  Maps<T> forward(Maps<T> x, Arena<T>& arena) {
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     if (seed_.kind < 0) return x;
     x_ = x;
-    f_ = branch(seed_.kind).forward(x, arena);
+    f_ = branch(seed_.kind).layers->forward(x, arena);
     if (seed_.form == Form::gate) open_gate(x, arena);
     if (seed_.form == Form::multiply)
       transform(f_, [](Vector<T> f) { return hyperbolic_tangent<T>(f); });
     return isolated() ? x : attached(arena);
   }
 
-  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) {
+  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) override {
     return seed_.kind < 0 || isolated() ? x : forward(x, arena);
   }
 
-  Maps<T> backward(Maps<T> dy, Arena<T>& arena) {
+  Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
     if (seed_.kind < 0) return dy;
     const T factor = isolated() ? T(1) : seed_.alpha;
-    const bool as_it_is =
-        factor == T(1) && seed_.form == Form::add && branch(seed_.kind).keeps_gradient();
+    const bool as_it_is = factor == T(1) && seed_.form == Form::add &&
+                          branch(seed_.kind).layers->keeps_gradient();
     const Maps<T> df = as_it_is ? dy : arena.maps(dy);
     if (!as_it_is) combine(df, dy, dy, [factor](Vector<T> d, Vector<T>) { return d * factor; });
     const bool flows = !isolated();
     if (seed_.form == Form::multiply) multiply_back(dy, df, flows);
     Maps<T> through_gate;
     if (seed_.form == Form::gate) through_gate = gate_back(df, flows, arena);
-    const Maps<T> dx = branch(seed_.kind).backward(df, flows, arena);
+    const Maps<T> dx = branch(seed_.kind).layers->backward(df, flows, arena);
     if (!as_it_is && df.data != dx.data) arena.give_back(df);
     if (!flows) return dy;
     const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
@@ -103,17 +104,15 @@ class Slot {
     int parameters = 0;
   };
 
-  Branch& made(int kind) {
-    Branch& found = branches_[size_t(kind)];
-    if (found.layers == nullptr) {
-      found.layers = make_branch<T>(Kind(kind), channels_);
-      found.fields = found.layers->fields();
-      found.parameters = found.layers->parameters();
+  Branch& branch(int kind) {
+    Branch& branch = branches_[size_t(kind)];
+    if (branch.layers == nullptr) {
+      branch.layers = make_branch<T>(Kind(kind), channels_);
+      branch.fields = branch.layers->fields();
+      branch.parameters = branch.layers->parameters();
     }
-    return found;
+    return branch;
   }
-
-  Layer<T>& branch(int kind) { return *made(kind).layers; }
 
   // x + alpha m, where m is f, x tanh f or g f. `add` does not need f again and overwrites it.
   Maps<T> attached(Arena<T>& arena) {
