@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "guarded.h"
@@ -52,22 +51,6 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
-// Sizes with which Python checks that both sides use the same layout: the host's numbers of
-// parameters and running statistics or, for a slot, a blueprint's numbers of parameters and of
-// tensors.
-template <class T>
-int sizes(void* network, int slot, int kind, int32_t* result) {
-  return guarded([&] {
-    Worker<T>& worker = *static_cast<Network<T>*>(network)->workers[0];
-    result[0] = worker.parameters();
-    result[1] = worker.buffers();
-    if (slot < 0) return;
-    const std::vector<int> fields = worker.seed_fields(slot, kind);
-    result[0] = std::accumulate(fields.begin(), fields.end(), 0);
-    result[1] = int(fields.size());
-  });
-}
-
 }  // namespace
 }  // namespace esper::hosts
 
@@ -79,7 +62,6 @@ int sizes(void* network, int slot, int kind, int32_t* result) {
 extern "C" {
 ESPER_EXPORT(create)
 ESPER_EXPORT(free)
-ESPER_EXPORT(sizes)
 ESPER_EXPORT(train)
 ESPER_EXPORT(evaluate)
 int esper_vector_bytes = esper::kVectorBytes;

@@ -68,12 +68,6 @@ class Worker {
     host_gradient_.resize(size_t(parameters_));
   }
 
-  int parameters() const { return parameters_; }
-  int buffers() const { return buffers_; }
-  const std::vector<int>& seed_fields(int slot, int kind) {
-    return slots_[size_t(slot)]->seed_fields(kind);
-  }
-
   // Twin of tolaria.backends.torch.TorchBackend.train_epoch.
   void train(const TrainCall<T>& call, int64_t n) {
     const int size = int(call.batch_size);
