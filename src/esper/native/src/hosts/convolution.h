@@ -217,11 +217,9 @@ template <class T>
 class Convolution : public Layer<T> {
  public:
   Convolution(int inputs, int outputs, int kernel, bool bias = false, bool rectify = false)
-      : outputs_(outputs), kernel_(kernel), bias_(bias), rectify_(rectify),
-        weights_(outputs * inputs * kernel * kernel) {}
-
-  std::vector<int> fields() const override {
-    return bias_ ? std::vector<int>{weights_, outputs_} : std::vector<int>{weights_};
+      : Layer<T>({outputs * inputs * kernel * kernel}), outputs_(outputs), kernel_(kernel),
+        bias_(bias), rectify_(rectify), weights_(this->fields_[0]) {
+    if (bias) this->fields_.push_back(outputs);
   }
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
@@ -275,9 +273,7 @@ class Convolution : public Layer<T> {
 template <class T>
 class DepthwiseConvolution : public Layer<T> {
  public:
-  explicit DepthwiseConvolution(int channels) : channels_(channels) {}
-
-  std::vector<int> fields() const override { return {9 * channels_}; }
+  explicit DepthwiseConvolution(int channels) : Layer<T>({9 * channels}), channels_(channels) {}
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     x_ = x;

@@ -15,10 +15,11 @@ namespace esper::hosts {
 template <class T>
 class Layer {
  public:
+  // `fields` are the sizes of the parameter tensors, in memory order.
+  explicit Layer(std::vector<int> fields = {}) : fields_(std::move(fields)) {}
   virtual ~Layer() = default;
 
-  // Sizes of the parameter tensors, in memory order.
-  virtual std::vector<int> fields() const { return {}; }
+  const std::vector<int>& fields() const { return fields_; }
 
   // Number of running statistics, which training updates without a gradient.
   virtual int buffers() const { return 0; }
@@ -43,11 +44,12 @@ class Layer {
 
   int parameters() const {
     int total = 0;
-    for (int size : fields()) total += size;
+    for (int size : fields_) total += size;
     return total;
   }
 
  protected:
+  std::vector<int> fields_;
   const T* parameters_ = nullptr;
   T* gradient_ = nullptr;
   T* buffers_ = nullptr;
@@ -64,13 +66,9 @@ class Chain : public Layer<T> {
     return chain;
   }
 
-  void add(std::unique_ptr<Layer<T>> layer) { layers_.push_back(std::move(layer)); }
-
-  std::vector<int> fields() const override {
-    std::vector<int> all;
-    for (const auto& layer : layers_)
-      for (int size : layer->fields()) all.push_back(size);
-    return all;
+  void add(std::unique_ptr<Layer<T>> layer) {
+    for (int size : layer->fields()) this->fields_.push_back(size);
+    layers_.push_back(std::move(layer));
   }
 
   int buffers() const override {

@@ -54,9 +54,8 @@ inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
 template <class T>
 class BatchNorm : public Layer<T> {
  public:
-  explicit BatchNorm(int channels) : channels_(channels) {}
+  explicit BatchNorm(int channels) : Layer<T>({channels, channels}), channels_(channels) {}
 
-  std::vector<int> fields() const override { return {channels_, channels_}; }
   int buffers() const override { return 2 * channels_; }
 
   // From batch statistics; updates the running statistics.
@@ -264,9 +263,7 @@ template <class T>
 class GroupNorm : public Layer<T> {
  public:
   GroupNorm(int channels, int groups, bool rectify)
-      : channels_(channels), groups_(groups), rectify_(rectify) {}
-
-  std::vector<int> fields() const override { return {channels_, channels_}; }
+      : Layer<T>({channels, channels}), channels_(channels), groups_(groups), rectify_(rectify) {}
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     x_ = x;

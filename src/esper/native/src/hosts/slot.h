@@ -38,10 +38,13 @@ class Slot : public Layer<T> {
                          Convolution<T>(hidden, 1, 1, true));
   }
 
-  // Sizes of the parameter tensors of a branch. A seed has a store of its own; the slot as a layer of
-  // the host has no parameters.
-  const std::vector<int>& seed_fields(int kind) { return branch(kind).fields; }
-  int seed_parameters(int kind) { return branch(kind).parameters; }
+  // The layers of a blueprint, created on first use. Their parameters are in the store of the seed;
+  // the slot as a layer of the host has none.
+  Layer<T>& branch(int kind) {
+    std::unique_ptr<Layer<T>>& layers = branches_[size_t(kind)];
+    if (layers == nullptr) layers = make_branch<T>(Kind(kind), channels_);
+    return *layers;
+  }
 
   int gate_offset() const { return gate_offset_; }
   int gate_parameters() const { return gate_->parameters(); }
@@ -49,7 +52,7 @@ class Slot : public Layer<T> {
   void bind_seed(const Seed<T>& seed) {
     seed_ = seed;
     if (seed.kind < 0) return;
-    branch(seed.kind).layers->bind(seed.parameters, seed.gradient, nullptr);
+    branch(seed.kind).bind(seed.parameters, seed.gradient, nullptr);
     if (seed.form == Form::gate)
       gate_->bind(seed.parameters + gate_offset_, seed.gradient + gate_offset_, nullptr);
   }
@@ -62,7 +65,7 @@ class Slot : public Layer<T> {
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     if (seed_.kind < 0) return x;
     x_ = x;
-    f_ = branch(seed_.kind).layers->forward(x, arena);
+    f_ = branch(seed_.kind).forward(x, arena);
     if (seed_.form == Form::gate) open_gate(x, arena);
     if (seed_.form == Form::multiply)
       transform(f_, [](Vector<T> f) { return hyperbolic_tangent<T>(f); });
@@ -76,15 +79,15 @@ class Slot : public Layer<T> {
   Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
     if (seed_.kind < 0) return dy;
     const T factor = isolated() ? T(1) : seed_.alpha;
-    const bool as_it_is = factor == T(1) && seed_.form == Form::add &&
-                          branch(seed_.kind).layers->keeps_gradient();
+    const bool as_it_is =
+        factor == T(1) && seed_.form == Form::add && branch(seed_.kind).keeps_gradient();
     const Maps<T> df = as_it_is ? dy : arena.maps(dy);
     if (!as_it_is) combine(df, dy, dy, [factor](Vector<T> d, Vector<T>) { return d * factor; });
     const bool flows = !isolated();
     if (seed_.form == Form::multiply) multiply_back(dy, df, flows);
     Maps<T> through_gate;
     if (seed_.form == Form::gate) through_gate = gate_back(df, flows, arena);
-    const Maps<T> dx = branch(seed_.kind).layers->backward(df, flows, arena);
+    const Maps<T> dx = branch(seed_.kind).backward(df, flows, arena);
     if (!as_it_is && df.data != dx.data) arena.give_back(df);
     if (!flows) return dy;
     const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
@@ -96,23 +99,6 @@ class Slot : public Layer<T> {
 
  private:
   bool isolated() const { return seed_.alpha == T(0); }
-
-  // The layers of a blueprint, created on first use, and the sizes of their tensors.
-  struct Branch {
-    std::unique_ptr<Layer<T>> layers;
-    std::vector<int> fields;
-    int parameters = 0;
-  };
-
-  Branch& branch(int kind) {
-    Branch& branch = branches_[size_t(kind)];
-    if (branch.layers == nullptr) {
-      branch.layers = make_branch<T>(Kind(kind), channels_);
-      branch.fields = branch.layers->fields();
-      branch.parameters = branch.layers->parameters();
-    }
-    return branch;
-  }
 
   // x + alpha m, where m is f, x tanh f or g f. `add` does not need f again and overwrites it.
   Maps<T> attached(Arena<T>& arena) {
@@ -166,7 +152,7 @@ class Slot : public Layer<T> {
   }
 
   int channels_, gate_offset_;
-  std::vector<Branch> branches_;
+  std::vector<std::unique_ptr<Layer<T>>> branches_;
   std::unique_ptr<Chain<T>> gate_;
   Seed<T> seed_;
   Maps<T> x_, f_, gates_;

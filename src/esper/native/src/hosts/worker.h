@@ -317,7 +317,7 @@ class Worker {
       Slot<T>& slot = *slots_[size_t(s)];
       const Seed<T>& seed = slot.seed();
       if (seed.kind < 0) continue;
-      const int branch = slot.seed_parameters(seed.kind);
+      const int branch = slot.branch(seed.kind).parameters();
       const int gate = seed.form == Form::gate ? slot.gate_parameters() : 0;
       const T branch_norm = norm(seed.gradient, branch);
       const T gate_norm = norm(seed.gradient + slot.gate_offset(), gate);
@@ -347,7 +347,7 @@ class Worker {
     T* norms = call.tensor_norms[s] + n * call.tensor_counts[s];
     const T* gradient = seed.gradient;
     std::fill(norms, norms + call.tensor_counts[s], T(0));
-    for (int size : slots_[size_t(s)]->seed_fields(seed.kind)) {
+    for (int size : slots_[size_t(s)]->branch(seed.kind).fields()) {
       *norms++ = norm(gradient, size);
       gradient += size;
     }
