@@ -27,7 +27,6 @@ CACHE_VARIABLE = "ESPER_CACHE_DIR"
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 COMPILING = "compiling-"
 """Prefix of the folders in which libraries are compiled."""
-
 SHIPPED = Path(__file__).parent / "lib"
 """Libraries compiled by ``make wheel`` and shipped in the wheel."""
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
@@ -157,7 +156,7 @@ def cached_library(rebuild: bool = False) -> Path:
     folder = cache_directory()
     flags = compiler_flags(instruction_sets()[0])
     own_folder(folder)
-    sources = f"esper-{_sources_key(flags)}"
+    sources = f"esper-{_digest([*flags, platform.machine(), *_texts()])}"
     try:
         command = compiler()
     except NoCompiler:
@@ -305,11 +304,6 @@ def cpu_features() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith("flags")), "")
     return frozenset(flags.partition(":")[2].split())
-
-
-def _sources_key(flags: list[str]) -> str:
-    """A digest of everything but the compiler that the compiled library depends on."""
-    return _digest([*flags, platform.machine(), *_texts()])
 
 
 def _compiler_key(command: list[str]) -> str:

@@ -18,7 +18,6 @@ SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """Suffix of function names for each dtype."""
 _OUT_OF_MEMORY, _FAILED = 1, 2
 _log = logging.getLogger(__name__)
-Function = Callable[..., int]
 
 
 def library() -> ctypes.CDLL:
@@ -88,7 +87,7 @@ def vector_bytes(of: ctypes.CDLL) -> int:
     return c_int.in_dll(of, "esper_vector_bytes").value
 
 
-def function(name: str, *arguments: Any) -> Function:
+def function(name: str, *arguments: Any) -> Callable[..., int]:
     """A function of the library that raises an exception on failure.
 
     Args:
