@@ -19,7 +19,7 @@ from esper.karn.runs import inspect
 from esper.karn.sanctum.log import EventLog
 from esper.leyline.errors import UsageError
 from esper.native import library
-from esper.native.cache import digest_path, is_intact
+from esper.native.build import digest_path, is_intact
 from esper.simic.run.checkpoint import load_latest
 from torture.common import Part, differs, fresh, quiet, resumed, timed, trained
 

@@ -117,7 +117,7 @@ class _HalfConvolution(torch.autograd.Function):
         return (None if of_images is None else of_images.half()), of_weight.half(), None
 
 
-# Native twin: hosts/normalisation.h, batch_norm.
+# Native twin: hosts/normalisation.h, BatchNorm.
 def batch_norm(
     x: Tensor,
     weight: Tensor,
@@ -178,13 +178,13 @@ def norm_groups(channels: int) -> int:
     return next((count for count in counts if channels // count >= 16), 1)
 
 
-# Native twin: hosts/pooling.h, max_pool.
+# Native twin: hosts/pooling.h, MaxPool.
 def max_pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, H, W, N, C]``."""
     return from_images(F.max_pool2d(to_images(x), 2), x.shape[3])
 
 
-# Native twin: hosts/pooling.h, mean_pool.
+# Native twin: hosts/pooling.h, MeanPool.
 def mean_pool(x: Tensor) -> Tensor:
     """Mean over the pixels, ``[N, B, C]``: environment first, as ``linear`` expects."""
     return _MeanPool.apply(x)

@@ -1,41 +1,40 @@
-"""Compiles the library: on first use for this machine, or into a wheel for other machines."""
+"""Compiles the library: on first use for this machine, or into a wheel for other machines.
 
+In the folder of compiled libraries, only what this user wrote whole is executed. Beside each
+library lies its SHA-256. A library that was cut or changed would crash the process or compute
+something else, so it is compiled again.
+"""
+
+import fcntl
 import hashlib
 import logging
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from esper.native.cache import (
-    CACHE_VARIABLE,
-    COMPILING,
-    UntrustedFolder,
-    cache_directory,
-    digest_path,
-    is_intact,
-    keep,
-    one_compiler,
-    own_folder,
-)
-from esper.native.structures import SOURCE, layout_source
+from esper.native.structures import PARTS, SOURCE, layout_source
 
+CACHE_VARIABLE = "ESPER_CACHE_DIR"
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+COMPILING = "compiling-"
+"""Prefix of the folders in which libraries are compiled."""
 SHIPPED = Path(__file__).parent / "lib"
 """Libraries compiled by ``make wheel`` and shipped in the wheel."""
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
 """Environment variable with additional compiler flags, such as ``-fsanitize=address``."""
-FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
-UNITS = {
-    "hosts": "-ffp-contract=fast",
-    "policy": "-ffp-contract=fast",
-}
-"""The parts of the library with their contraction flags, the slowest to compile first."""
+FLAGS = (
+    *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+    *("-fPIC", "-pthread"),
+)
 INSTRUCTION_SETS = {
     "avx512": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"),
     "avx2": ("avx2", "fma"),
@@ -79,28 +78,27 @@ def compile_library(command: list[str], path: Path) -> None:
     """Compile the library and move it to ``path`` atomically, with its digest beside it.
 
     Args:
-        command: the compiler and the flags common to all parts.
-        path: file name of the library.
+        command: the compiler and its flags.
+        path: file name of the library, in a folder that exists.
 
     Raises:
         Unavailable: the compiler fails, or the directory cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=COMPILING)
     except OSError as error:
         raise Unavailable(f"{path.parent} cannot be written; set {CACHE_VARIABLE}") from error
     log = path.with_suffix(".log")
     with temporary as folder, ThreadPoolExecutor(2) as pool:
-        (Path(folder) / "layout.cpp").write_text(layout_source())
-        units = {part: (SOURCE / part / "library.cpp", flag) for part, flag in UNITS.items()}
-        units["layout"] = Path(folder) / "layout.cpp", FLAGS[0]
+        layout = Path(folder) / "layout.cpp"
+        layout.write_text(layout_source())
+        units = [*(SOURCE / part / "library.cpp" for part in PARTS), layout]
+        objects = [f"{folder}/{number}.o" for number in range(len(units))]
         jobs = [
-            [*command, flag, f"-I{SOURCE}", "-c", str(unit), "-o", f"{folder}/{part}.o"]
-            for part, (unit, flag) in units.items()
+            [*command, f"-I{SOURCE}", "-c", str(unit), "-o", target]
+            for unit, target in zip(units, objects, strict=True)
         ]
         list(pool.map(lambda job: _run(job, log), jobs))
-        objects = [f"{folder}/{part}.o" for part in units]
         _run([*command, "-shared", *objects, "-o", f"{folder}/library.so"], log)
         keep(Path(folder) / "library.so", path)
 
@@ -114,17 +112,15 @@ def _run(command: list[str], log: Path) -> None:
         raise Unavailable(f"{command[0]} failed; see {log}")
 
 
-def compile_for_a_wheel(folder: Path) -> list[Path]:
-    """Compile the library into ``folder`` for every instruction set of this architecture.
+def compile_for_a_wheel(place: Path) -> list[Path]:
+    """Compile the library into ``place`` for every instruction set of this architecture.
 
     The command is the same as in ``cached_library``, so the machine code is the same.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    paths = [
-        folder / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])
-    ]
+    paths = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
     for path in paths:
         compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
         digest_path(path).unlink()  # the wheel has digests of its own
@@ -143,7 +139,7 @@ def shipped_libraries() -> list[Path]:
 
 
 def _shipped_name(instructions: str) -> str:
-    return f"{instructions}-{_digest([*FLAGS, *UNITS.values(), *_texts()])}.so"
+    return f"{instructions}-{_digest([*FLAGS, *_texts()])}.so"
 
 
 def cached_library(rebuild: bool = False) -> Path:
@@ -159,13 +155,8 @@ def cached_library(rebuild: bool = False) -> Path:
     """
     folder = cache_directory()
     flags = compiler_flags(instruction_sets()[0])
-    try:
-        own_folder(folder)
-    except UntrustedFolder as error:
-        raise Unavailable(str(error)) from error
-    except OSError as error:
-        raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error
-    sources = f"esper-{_sources_key(flags)}"
+    own_folder(folder)
+    sources = f"esper-{_digest([*flags, platform.machine(), *_texts()])}"
     try:
         command = compiler()
     except NoCompiler:
@@ -185,12 +176,119 @@ def cached_library(rebuild: bool = False) -> Path:
     return path
 
 
+def cache_directory() -> Path:
+    """Folder of compiled libraries: ``ESPER_CACHE_DIR``, or one in the user's cache directory."""
+    if os.environ.get(CACHE_VARIABLE):
+        return Path(os.environ[CACHE_VARIABLE]).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base).resolve() / "esper"
+
+
+def own_folder(folder: Path) -> None:
+    """Create the folder if it is missing, and check that nobody else can exchange files in it.
+
+    A folder of this user loses write permission for others, unless it is sticky like ``/tmp``.
+
+    Raises:
+        Unavailable: it cannot be created, belongs to somebody else, or others can write to it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error
+    status = folder.stat()
+    advice = f"set {CACHE_VARIABLE} to a folder of your own"
+    if status.st_uid not in _trusted():
+        raise Unavailable(f"{folder} belongs to another user, so nothing in it is used; {advice}")
+    if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
+        try:
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~WRITABLE_BY_OTHERS)
+        except OSError as error:
+            raise Unavailable(
+                f"others can write to {folder}, so nothing in it is used; {advice}"
+            ) from error
+
+
+def is_intact(library: Path) -> bool:
+    """Whether a library and its digest are regular files of this user and match."""
+    content, digest = _own_content(library), _own_content(digest_path(library))
+    if content is None or digest is None:
+        return False
+    return hashlib.sha256(content).hexdigest().encode() == digest
+
+
+def digest_path(library: Path) -> Path:
+    """The file with the digest of a library."""
+    return library.with_suffix(".sha256")
+
+
+def keep(made: Path, library: Path) -> None:
+    """Move a compiled file to its name in the cache, with its digest, both flushed to the disk.
+
+    Raises:
+        OSError: the disk failed or is full, or the compiler made no file.
+    """
+    content = made.read_bytes()
+    drafts = {library: content, digest_path(library): hashlib.sha256(content).hexdigest().encode()}
+    for path, written in drafts.items():
+        draft = made.with_name(path.name)
+        with draft.open("wb") as file:
+            os.fchmod(file.fileno(), 0o755)
+            file.write(written)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    descriptor = os.open(library.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def one_compiler(folder: Path) -> Iterator[None]:
+    """Wait until no other process compiles into the folder, and remove what killed ones left.
+
+    Without a lock, as on some network disks, two processes may compile the same library; each
+    moves a whole one to its name.
+    """
+    with (folder / "lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logging.getLogger(__name__).info(
+                "native backend: another process compiles it; waiting for that"
+            )
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError:
+            yield
+            return
+        for left in folder.glob(f"{COMPILING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _trusted() -> tuple[int, int]:
+    """The users whose files are executed: this one, and root, who can do anything in any case."""
+    return os.geteuid(), 0
+
+
+def _own_content(path: Path) -> bytes | None:
+    """The content of a regular file that only this user can change; None if it is none."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in _trusted():
+                return None
+            return None if status.st_mode & WRITABLE_BY_OTHERS else file.read()
+    return None
+
+
 def instruction_sets() -> list[str]:
     """Names of the ``INSTRUCTION_SETS`` that this CPU supports, the best first."""
     features = cpu_features() if _x86() else frozenset()
-    return [
-        name for name, requirements in INSTRUCTION_SETS.items() if features.issuperset(requirements)
-    ]
+    return [name for name, needed in INSTRUCTION_SETS.items() if features.issuperset(needed)]
 
 
 def _x86() -> bool:
@@ -206,11 +304,6 @@ def cpu_features() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith("flags")), "")
     return frozenset(flags.partition(":")[2].split())
-
-
-def _sources_key(flags: list[str]) -> str:
-    """A digest of everything but the compiler that the compiled library depends on."""
-    return _digest([*flags, *UNITS.values(), platform.machine(), *_texts()])
 
 
 def _compiler_key(command: list[str]) -> str:

@@ -1,24 +1,23 @@
-"""The loaded library: its availability, its functions and the errors of their calls."""
+"""The loaded library: its availability, its functions, their arguments and their errors."""
 
 import ctypes
 import logging
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.native.build import Unavailable, cached_library, shipped_libraries
-from esper.native.structures import check_layout
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """Suffix of function names for each dtype."""
-_OUT_OF_MEMORY, _FAILURE = 1, 2
+_OUT_OF_MEMORY, _FAILED = 1, 2
 _log = logging.getLogger(__name__)
-Function = Callable[..., int]
 
 
 def library() -> ctypes.CDLL:
@@ -26,12 +25,11 @@ def library() -> ctypes.CDLL:
 
     Raises:
         Unavailable: there is no compiler, or it fails.
-        LayoutError: see ``check_layout``.
     """
-    result = _found()
-    if isinstance(result, Unavailable):
-        raise result
-    return result
+    found = _found()
+    if isinstance(found, Unavailable):
+        raise found
+    return found
 
 
 def available() -> bool:
@@ -75,36 +73,41 @@ def load(path: Path) -> ctypes.CDLL:
 
     Raises:
         OSError: it is damaged, or lacks functions.
-        LayoutError: it was compiled with different structures.
     """
-    handle = ctypes.CDLL(str(path))
+    found = ctypes.CDLL(str(path))
     try:
-        check_layout(handle)
-    except AttributeError as error:
+        vector_bytes(found)
+    except ValueError as error:
         raise OSError(f"{path.name} lacks a function: {error}") from error
-    return handle
+    return found
 
 
-def function(name: str, *arguments: Any) -> Function:
+def vector_bytes(of: ctypes.CDLL) -> int:
+    """Width of the library's SIMD registers in bytes."""
+    return c_int.in_dll(of, "esper_vector_bytes").value
+
+
+def function(name: str, *arguments: Any) -> Callable[..., int]:
     """A function of the library that raises an exception on failure.
 
     Args:
         name: name of the function without the prefix ``esper_``.
         arguments: ``ctypes`` types of its arguments; a structure is passed by reference.
     """
-    call: Any = library()[f"esper_{name}"]
-    call.restype, call.errcheck = c_int, _check
-    call.argtypes = [
+    types = [
         ctypes.POINTER(kind) if issubclass(kind, ctypes.Structure) else kind for kind in arguments
     ]
-    return call
+    address: Any = c_void_p.in_dll(library(), f"esper_{name}").value
+    result: Any = ctypes.CFUNCTYPE(c_int, *types)(address)
+    result.errcheck = _check
+    return result
 
 
 def _check(result: int, _: Any, __: Any) -> int:
     """Raise the exception for a result defined in ``guarded.h``."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the native backend ran out of memory")
-    if result == _FAILURE:
+    if result == _FAILED:
         raise RuntimeError("the native backend failed")
     return result
 
@@ -117,8 +120,7 @@ class Handle:
     """
 
     def __init__(self, name: str):
-        self.address, self._free = c_void_p(), library()[f"esper_{name}"]
-        self._free.restype, self._free.argtypes = None, [c_void_p]
+        self.address, self._free = c_void_p(), function(name, c_void_p)
 
     def __del__(self) -> None:
         self.free()
@@ -128,3 +130,36 @@ class Handle:
         if self.address:
             self._free(self.address)
             self.address = c_void_p()
+
+
+def addresses(tensors: Sequence[Tensor]) -> "ctypes.Array[c_void_p]":
+    """An array of addresses of contiguous tensors; the caller keeps the tensors alive."""
+    assert all(tensor.is_contiguous() for tensor in tensors)
+    return (c_void_p * max(1, len(tensors)))(*(tensor.data_ptr() for tensor in tensors))
+
+
+class Pointers:
+    """Addresses for one call; keeps copies made for the call alive until it returns."""
+
+    def __init__(self) -> None:
+        self.kept: list[object] = []
+
+    def to(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
+        """The address of ``tensor`` for reading; copied unless contiguous and of ``dtype``."""
+        own = tensor.to(dtype or tensor.dtype).contiguous()
+        self.kept.append(own)
+        return own.data_ptr()
+
+    def into(self, tensor: Tensor) -> int:
+        """The address of a contiguous tensor that the library writes to."""
+        assert tensor.is_contiguous()
+        return tensor.data_ptr()
+
+    def of_each(self, tensors: Sequence[Tensor]) -> int:
+        """The address of an array with the addresses of contiguous tensors."""
+        self.kept.append(array := addresses(tensors))
+        return ctypes.addressof(array)
+
+    def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:
+        """The address of an array of ``numbers``."""
+        return self.to(torch.tensor(numbers, dtype=dtype))

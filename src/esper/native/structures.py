@@ -1,35 +1,30 @@
 """The structures and enumerations of each ``calls.h``, parsed from its source text.
 
-Each definition thus exists only in C++. A compiled library contains the layout that the compiler
-chose, and ``check_layout`` compares it with the layout of ctypes when the library is loaded.
+Each definition thus exists only in C++. ``layout_source`` makes the compiler compare its layout
+with that of ctypes, so a library in which they differ cannot be built.
 """
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 SOURCE = Path(__file__).parent / "src"
 PARTS = ("hosts", "policy")
-"""The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``."""
+"""The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``, the slowest to compile
+first."""
 
 _NUMBERS: dict[str, type] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
     "double": ctypes.c_double,
-    "bool": ctypes.c_bool,
 }
 _DEFINITION = re.compile(r"(template <class T>\s*)?(enum class|enum|struct) (\w+)[^{;]*{([^}]*)};")
 _DECLARATION = re.compile(r"(?:const )?(\w+)\b([\s\w*,]+)")
-
-
-class LayoutError(Exception):
-    """The library was compiled with a different ``calls.h``; the message names the field."""
 
 
 class Struct(ctypes.Structure):
@@ -78,23 +73,23 @@ def definitions(part: str, source: Path = SOURCE) -> Definitions:
         ValueError: a declaration cannot be parsed.
     """
     text = re.sub(r"//[^\n]*", "", (source / part / "calls.h").read_text())
-    result = Definitions({}, {})
+    calls = Definitions({}, {})
     for template, what, name, body in _DEFINITION.findall(text):
         if what != "struct":
-            result.enums[name] = tuple(re.findall(r"\w+", body))
+            calls.enums[name] = tuple(re.findall(r"\w+", body))
             continue
-        fields = list(_fields(body, result))
+        fields = list(_fields(body, calls.enums))
         names = tuple(field for field, _ in fields)
         cpp = f"esper::{part}::{name}{'<float>' if template else ''}"
-        result.structs[name] = type(
+        calls.structs[name] = type(
             name, (Struct,), {"names": names, "cpp": cpp, "_fields_": fields}
         )
-    return result
+    return calls
 
 
-def _fields(body: str, scope: Definitions) -> Iterator[tuple[str, type]]:
-    """Names and types of the fields of a structure: addresses, numbers and structures."""
-    types = _NUMBERS | scope.structs | dict.fromkeys(scope.enums, ctypes.c_int32)
+def _fields(body: str, enums: Iterable[str]) -> Iterator[tuple[str, type]]:
+    """Names and types of the fields of a structure: addresses, numbers and enumerations."""
+    types = _NUMBERS | dict.fromkeys(enums, ctypes.c_int32)
     for declaration in filter(None, map(str.strip, body.split(";"))):
         match = _DECLARATION.fullmatch(declaration)
         if match is None:
@@ -106,60 +101,19 @@ def _fields(body: str, scope: Definitions) -> Iterator[tuple[str, type]]:
             yield re.findall(r"\w+", declarator)[-1], kind
 
 
-def _layout(source: Path) -> Iterator[tuple[str, int, str]]:
-    """Sizes, offsets and enumerators: name, value in Python, expression in C++."""
+def layout_source() -> str:
+    """C++ source that compiles only if the compiler lays out the structures as ctypes does."""
+    lines = ["#include <cstddef>", *(f'#include "{part}/calls.h"' for part in PARTS)]
     for part in PARTS:
-        part_definitions = definitions(part, source)
-        for name, struct in part_definitions.structs.items():
+        calls = definitions(part)
+        for name, struct in calls.structs.items():
             for field in struct.names:
-                expression = f"offsetof({struct.cpp}, {field})"
-                yield f"{name}.{field}", getattr(struct, field).offset, expression
-            yield f"the size of {name}", ctypes.sizeof(struct), f"sizeof({struct.cpp})"
-        for name, members in part_definitions.enums.items():
+                offset = f"offsetof({struct.cpp}, {field}) == {getattr(struct, field).offset}"
+                lines.append(f'static_assert({offset}, "{name}.{field}");')
+            size = f"sizeof({struct.cpp}) == {ctypes.sizeof(struct)}"
+            lines.append(f'static_assert({size}, "the size of {name}");')
+        for name, members in calls.enums.items():
             for number, member in enumerate(members):
-                yield f"{name}.{member}", number, f"esper::{part}::{name}::{member}"
-
-
-def layout_source(source: Path = SOURCE) -> str:
-    """C++ source of a table with the layout that the compiler chooses for ``source``."""
-    includes = [f'#include "{part}/calls.h"' for part in PARTS]
-    entries = [f'    {{"{name}", int({cpp})}},' for name, _, cpp in _layout(source)]
-    return "\n".join(
-        [
-            "#include <cstddef>",
-            *includes,
-            'extern "C" const struct { const char* name; int value; } esper_layout[] = {',
-            *entries,
-            "    {nullptr, 0}};\n",
-        ]
-    )
-
-
-class _Entry(ctypes.Structure):
-    """An entry of ``layout_source``."""
-
-    _fields_ = [("name", ctypes.c_char_p), ("value", ctypes.c_int)]
-
-
-def check_layout(library: ctypes.CDLL) -> None:
-    """Compare the structures in Python with those that ``library`` was compiled with.
-
-    Raises:
-        LayoutError: a field, a size or a member of an enumeration differs.
-    """
-    layout = {name: value for name, value, _ in _layout(SOURCE)}
-    table, library_layout = (
-        ctypes.cast(library.esper_layout, ctypes.POINTER(_Entry)),
-        dict[str, int](),
-    )
-    for number in count():
-        entry = table[number]
-        if entry.name is None:
-            break
-        library_layout[entry.name.decode()] = entry.value
-    for name in [*(library_layout.keys() ^ layout.keys()), *layout]:
-        library_value, value = library_layout.get(name, "missing"), layout.get(name, "missing")
-        if library_value != value:
-            raise LayoutError(
-                f"native library: {name} is {library_value} in the library and {value} in calls.h"
-            )
+                value = f"int(esper::{part}::{name}::{member}) == {number}"
+                lines.append(f'static_assert({value}, "{name}.{member}");')
+    return "\n".join([*lines, ""])

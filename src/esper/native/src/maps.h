@@ -30,6 +30,7 @@ struct Maps {
   ptrdiff_t size() const { return channels * plane(); }
   T* channel(int c) const { return data + c * plane(); }
   bool ragged() const { return images != lanes; }
+  Maps one(int c) const { return {channel(c), 1, height, width, images, lanes}; }
 };
 
 inline int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }

@@ -12,8 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from esper.leyline.actions import CANONICAL_CHOICE, HEADS, RELEVANT_HEADS, Op
 from esper.native import library as native
-from esper.native.library import SUFFIXES, Handle, function
-from esper.native.pointers import Pointers, addresses
+from esper.native.library import SUFFIXES, Handle, Pointers, addresses, function
 from esper.native.structures import Struct, definitions
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.interface import RecurrentState

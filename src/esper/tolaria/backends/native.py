@@ -1,6 +1,6 @@
 """The native backend: passes stacks to the C++ library."""
 
-from ctypes import POINTER, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_int, c_void_p
 from threading import Lock
 
 import torch
@@ -10,11 +10,17 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
-from esper.kasmina.stack import AdamState, Stack
+from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.native.build import Unavailable
-from esper.native.library import SUFFIXES, Handle, function, library
-from esper.native.pointers import Pointers
+from esper.native.library import (
+    SUFFIXES,
+    Handle,
+    Pointers,
+    function,
+    library,
+    vector_bytes,
+)
 from esper.native.structures import Struct, definitions
 from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
 from esper.tolaria.minibatches import Minibatches
@@ -72,7 +78,6 @@ class NativeBackend:
         self.tensor_counts = torch.tensor([slot.segment_count for slot in host.slots])
         self.lanes = self._evaluation_lanes()
         self.packed: dict[int, tuple[Tensor, Tensor]] = {}
-        self._check_layout()
 
     def train_epoch(
         self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
@@ -99,10 +104,14 @@ class NativeBackend:
             batches=batches,
             batch_size=batch_size,
             host=at.into(stack.host),
-            **_state("host", [stack.host_optimizer], at, single=True),
+            host_first=at.into(stack.host_optimizer.first),
+            host_second=at.into(stack.host_optimizer.second),
+            host_step=at.into(stack.host_optimizer.step),
             buffers=at.into(stack.buffers),
             seed=at.of_each(stack.seeds),
-            **_state("seed", stack.seed_optimizers, at, single=False),
+            seed_first=at.of_each([state.first for state in stack.seed_optimizers]),
+            seed_second=at.of_each([state.second for state in stack.seed_optimizers]),
+            seed_step=at.of_each([state.step for state in stack.seed_optimizers]),
             **self._seeds(seeds, seeds.computed, at),
             frozen=at.to(seeds.frozen, torch.uint8),
             images=at.to(minibatches.images, self.dtype),
@@ -210,23 +219,10 @@ class NativeBackend:
 
     def _evaluation_lanes(self) -> int:
         sizes = [slot.channels * slot.size[0] * slot.size[1] for slot in self.host.all_slots]
-        lanes = library().esper_vector_bytes() * 8 // torch.finfo(self.dtype).bits
+        lanes = vector_bytes(library()) * 8 // torch.finfo(self.dtype).bits
         image = max(sizes) * torch.finfo(self.dtype).bits // 8
         registers = max(1, _ACTIVATION_BYTES // (image * lanes))
         return min(EVALUATION_LANES, registers * lanes)
-
-    def _check_layout(self) -> None:
-        """Assert that Python and C++ agree on the layout of the stores."""
-        sizes_there = (c_int32 * 2)()
-        name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
-        sizes = function(name, c_void_p, c_int, c_int, POINTER(c_int32))
-        sizes(self.network.address, -1, 0, sizes_there)
-        assert list(sizes_there) == [self.host.layout.size, self.host.buffers.size]
-        for s, slot in enumerate(self.host.slots):
-            for kind in (kind for kind in slot.kinds if self.kind_of[kind] >= 0):
-                sizes(self.network.address, s, int(self.kind_of[kind]), sizes_there)
-                layout = slot.layouts[kind]
-                assert list(sizes_there) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
 def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
@@ -257,19 +253,6 @@ def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
         ),
     )
     return spec
-
-
-def _state(name: str, states: list[AdamState], at: Pointers, single: bool) -> dict[str, int]:
-    """Addresses of moments and counts: of a single state, or of arrays with one entry per state."""
-    parts = {
-        "first": [state.first for state in states],
-        "second": [state.second for state in states],
-        "step": [state.step for state in states],
-    }
-    return {
-        f"{name}_{part}": at.into(tensors[0]) if single else at.of_each(tensors)
-        for part, tensors in parts.items()
-    }
 
 
 def _scores(table: Tensor) -> Scores:

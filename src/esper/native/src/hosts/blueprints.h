@@ -5,7 +5,9 @@
 #include <cmath>
 
 #include "calls.h"
-#include "layers.h"
+#include "convolution.h"
+#include "normalisation.h"
+#include "pooling.h"
 
 namespace esper::hosts {
 
@@ -16,13 +18,8 @@ constexpr size_t kKinds = size_t(Kind::mlp) + 1;
 template <class T>
 class ScaledNorm : public Layer<T> {
  public:
-  explicit ScaledNorm(int channels) : norm_(channels, norm_groups(channels), false) {}
-
-  std::vector<int> fields() const override {
-    std::vector<int> all = norm_.fields();
-    all.insert(all.begin(), 1);
-    return all;
-  }
+  explicit ScaledNorm(int channels)
+      : Layer<T>({1, channels, channels}), norm_(channels, norm_groups(channels), false) {}
 
   void bind(const T* parameters, T* gradient, T* buffers) override {
     Layer<T>::bind(parameters, gradient, buffers);
@@ -66,10 +63,11 @@ template <class T>
 class Attention : public Layer<T> {
  public:
   explicit Attention(int channels)
-      : weights_(Chain<T>::of(MeanPool<T>(), Convolution<T>(channels, width(channels), 1, false, true),
-                              Convolution<T>(width(channels), channels, 1, true))) {}
-
-  std::vector<int> fields() const override { return weights_->fields(); }
+      : weights_(Chain<T>::of(MeanPool<T>(),
+                              Convolution<T>(channels, width(channels), 1, false, true),
+                              Convolution<T>(width(channels), channels, 1, true))) {
+    this->fields_ = weights_->fields();
+  }
 
   void bind(const T* parameters, T* gradient, T* buffers) override {
     weights_->bind(parameters, gradient, buffers);
@@ -121,7 +119,8 @@ class Attention : public Layer<T> {
 // Twin of kasmina.blueprints.mlp._perceptron.
 template <class T>
 std::unique_ptr<Layer<T>> perceptron(int channels, int hidden) {
-  return Chain<T>::of(GroupNorm<T>(channels, 1, false), Convolution<T>(channels, hidden, 1, true, true),
+  return Chain<T>::of(GroupNorm<T>(channels, 1, false),
+                      Convolution<T>(channels, hidden, 1, true, true),
                       Convolution<T>(hidden, channels, 1));
 }
 

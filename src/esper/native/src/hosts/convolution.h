@@ -1,4 +1,5 @@
-// Same-size convolution with a 1x1 or 3x3 kernel, its gradients, and depthwise convolution.
+// Same-size convolution with a 1x1 or 3x3 kernel, its gradients, depthwise convolution, and their
+// layers.
 //
 //   x        [inputs,  height, width, lanes]
 //   y        [outputs, height, width, lanes]
@@ -10,7 +11,7 @@
 
 #include <algorithm>
 
-#include "maps.h"
+#include "layer.h"
 
 namespace esper::hosts {
 
@@ -61,13 +62,13 @@ inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap*
 template <int REGISTERS>
 constexpr int kOutputBlock = (kManyRegisters ? 16 : 8) / (REGISTERS < 2 ? 2 : REGISTERS);
 
-// Computes `count` output channels, at most OUTPUTS.
-template <class T, int OUTPUTS, int REGISTERS, class... Arguments>
-inline void convolve_outputs(int count, Arguments... arguments) {
-  if (count == OUTPUTS) {
-    convolve_block<T, OUTPUTS, REGISTERS>(arguments...);
-  } else if constexpr (OUTPUTS > 1) {
-    convolve_outputs<T, OUTPUTS - 1, REGISTERS>(count, arguments...);
+// Calls f(std::integral_constant<int, count>) for a `count` from 1 to MOST.
+template <int MOST, class Function>
+inline void at_compile_time(int count, Function f) {
+  if (count == MOST) {
+    f(std::integral_constant<int, MOST>{});
+  } else if constexpr (MOST > 1) {
+    at_compile_time<MOST - 1>(count, f);
   }
 }
 
@@ -77,10 +78,12 @@ inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int t
                            const T* weight, int kernel_size, T* y, const Maps<T>& out) {
   constexpr int most = kOutputBlock<REGISTERS>;
   for (int o = 0; o < out.channels; o += most)
-    convolve_outputs<T, most, REGISTERS>(
-        std::min(most, out.channels - o), x, in.plane(), in.channels, taps, tap_count,
-        weight + ptrdiff_t(o) * in.channels * kernel_size, kernel_size, y + o * out.plane(),
-        out.plane());
+    at_compile_time<most>(std::min(most, out.channels - o), [&](auto outputs) {
+      convolve_block<T, outputs(), REGISTERS>(
+          x, in.plane(), in.channels, taps, tap_count,
+          weight + ptrdiff_t(o) * in.channels * kernel_size, kernel_size, y + o * out.plane(),
+          out.plane());
+    });
 }
 
 // Twin of kasmina.ops.conv2d.
@@ -170,33 +173,17 @@ void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int f
 template <int INPUTS>
 constexpr int kCorrelationBlock = (kManyRegisters ? 2 : 1) * (INPUTS == 1 ? 4 : 2);
 
-template <class T, int OUTPUTS, int INPUTS, class... Arguments>
-inline void correlate_outputs(int count, Arguments... arguments) {
-  if (count == OUTPUTS) {
-    correlate_channels<T, OUTPUTS, INPUTS>(arguments...);
-  } else if constexpr (OUTPUTS > 1) {
-    correlate_outputs<T, OUTPUTS - 1, INPUTS>(count, arguments...);
-  }
-}
-
-template <class T, int INPUTS>
-inline void correlate_inputs(int count, Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int input,
-                             T* gradient) {
-  if (count == INPUTS) {
-    constexpr int most = kCorrelationBlock<INPUTS>;
-    for (int o = 0; o < dy.channels; o += most)
-      correlate_outputs<T, most, INPUTS>(std::min(most, dy.channels - o), dy, x, kernel, rows, o,
-                                         input, gradient);
-  } else if constexpr (INPUTS > 1) {
-    correlate_inputs<T, INPUTS - 1>(count, dy, x, kernel, rows, input, gradient);
-  }
-}
-
 // Gradient of the weights, [outputs, inputs, kernel, kernel].
 template <class T>
 void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, RowChoice rows = {}) {
   for (int c = 0; c < x.channels; c += 4)
-    correlate_inputs<T, 4>(std::min(4, x.channels - c), dy, x, kernel, rows, c, gradient);
+    at_compile_time<4>(std::min(4, x.channels - c), [&](auto inputs) {
+      constexpr int most = kCorrelationBlock<inputs()>;
+      for (int o = 0; o < dy.channels; o += most)
+        at_compile_time<most>(std::min(most, dy.channels - o), [&](auto outputs) {
+          correlate_channels<T, outputs(), inputs()>(dy, x, kernel, rows, o, c, gradient);
+        });
+    });
 }
 
 // Convolves each channel with its own 3x3 kernel, weight [channels, 3, 3]. `turned` rotates the
@@ -225,16 +212,88 @@ void convolve_depthwise(Maps<T> x, const T* weight, bool turned, Maps<T> y) {
   }
 }
 
-// Gradient of the depthwise weights.
+// A convolution with an optional bias and ReLU, weight [outputs, inputs, kernel, kernel].
 template <class T>
-void correlate_depthwise(Maps<T> dy, Maps<T> x, T* gradient) {
-  for (int c = 0; c < x.channels; ++c) {
-    Maps<T> one_dy = dy, one_x = x;
-    one_dy.data = dy.channel(c);
-    one_x.data = x.channel(c);
-    one_dy.channels = one_x.channels = 1;
-    correlate_channels<T, 1, 1>(one_dy, one_x, 3, {}, 0, 0, gradient + c * 9);
+class Convolution : public Layer<T> {
+ public:
+  Convolution(int inputs, int outputs, int kernel, bool bias = false, bool rectify = false)
+      : Layer<T>({outputs * inputs * kernel * kernel}), outputs_(outputs), kernel_(kernel),
+        bias_(bias), rectify_(rectify), weights_(this->fields_[0]) {
+    if (bias) this->fields_.push_back(outputs);
   }
-}
+
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+    x_ = x;
+    y_ = arena.maps(x, outputs_);
+    convolve(x, this->parameters_, kernel_, y_);
+    if (bias_) add_bias();
+    if (rectify_) transform(y_, [](Vector<T> value) { return rectified<T>(value); });
+    return y_;
+  }
+
+  bool keeps_gradient() const override { return !rectify_; }
+
+  Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
+    if (rectify_)
+      combine(dy, y_, dy, [](Vector<T> y, Vector<T> d) { return where_active<T>(y, d); });
+    correlate(dy, x_, kernel_, this->gradient_);
+    if (bias_) sum_bias(dy);
+    if (!input_needs_gradient) return {};
+    const Maps<T> dx = arena.maps(x_);
+    convolve_back(dy, this->parameters_, kernel_, arena.take(weights_), dx);
+    return dx;
+  }
+
+ private:
+  void add_bias() {
+    for (int o = 0; o < outputs_; ++o) {
+      const T bias = this->parameters_[weights_ + o];
+      T* values = y_.channel(o);
+      for (ptrdiff_t i = 0; i < y_.plane(); i += kLanes<T>)
+        store(values + i, load(values + i) + bias);
+    }
+    clear_tail(y_);
+  }
+
+  void sum_bias(Maps<T> dy) {
+    for (int o = 0; o < outputs_; ++o) {
+      Vector<T> total = {};
+      for (ptrdiff_t i = 0; i < dy.plane(); i += kLanes<T>) total += load(dy.channel(o) + i);
+      this->gradient_[weights_ + o] = sum<T>(total);
+    }
+  }
+
+  int outputs_, kernel_;
+  bool bias_, rectify_;
+  int weights_;
+  Maps<T> x_, y_;
+};
+
+// A depthwise 3x3 convolution, weight [channels, 3, 3].
+template <class T>
+class DepthwiseConvolution : public Layer<T> {
+ public:
+  explicit DepthwiseConvolution(int channels) : Layer<T>({9 * channels}), channels_(channels) {}
+
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+    x_ = x;
+    const Maps<T> y = arena.maps(x);
+    convolve_depthwise(x, this->parameters_, false, y);
+    return y;
+  }
+
+  Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
+    for (int c = 0; c < channels_; ++c)
+      correlate_channels<T, 1, 1>(dy.one(c), x_.one(c), 3, {}, 0, 0, this->gradient_ + c * 9);
+    if (!input_needs_gradient) return {};
+    const Maps<T> dx = arena.maps(x_);
+    convolve_depthwise(dy, this->parameters_, true, dx);
+    return dx;
+  }
+
+ private:
+  int channels_;
+  Maps<T> x_;
+};
 
 }  // namespace esper::hosts

@@ -1,9 +1,7 @@
-// Functions that Python calls, each for float and for double. Those that can fail return a code of
-// guarded.h.
+// Functions that Python calls, each for float and for double. They return a code of guarded.h.
 
 #include <algorithm>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "guarded.h"
@@ -37,6 +35,11 @@ int create(const HostSpec* spec, int threads, void** network) {
 }
 
 template <class T>
+int free(void* network) {
+  return guarded([&] { delete static_cast<Network<T>*>(network); });
+}
+
+template <class T>
 int train(void* network, const TrainCall<T>* call) {
   return static_cast<Network<T>*>(network)->run(
       call->rows, [&](Worker<T>& worker, int64_t n) { worker.train(*call, n); });
@@ -48,45 +51,18 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
-// Sizes with which Python checks that both sides use the same layout: the host's numbers of
-// parameters and running statistics or, for a slot, a blueprint's numbers of parameters and of
-// tensors.
-template <class T>
-int sizes(void* network, int slot, int kind, int32_t* result) {
-  return guarded([&] {
-    Worker<T>& worker = *static_cast<Network<T>*>(network)->workers[0];
-    result[0] = worker.parameters();
-    result[1] = worker.buffers();
-    if (slot < 0) return;
-    const std::vector<int> fields = worker.seed_fields(slot, kind);
-    result[0] = std::accumulate(fields.begin(), fields.end(), 0);
-    result[1] = int(fields.size());
-  });
-}
-
 }  // namespace
 }  // namespace esper::hosts
 
-#define ESPER_FUNCTIONS(T, SUFFIX)                                                              \
-  int esper_hosts_create_##SUFFIX(const esper::hosts::HostSpec* spec, int threads,              \
-                                  void** network) {                                             \
-    return esper::hosts::create<T>(spec, threads, network);                                     \
-  }                                                                                             \
-  void esper_hosts_free_##SUFFIX(void* network) {                                               \
-    delete static_cast<esper::hosts::Network<T>*>(network);                                     \
-  }                                                                                             \
-  int esper_hosts_sizes_##SUFFIX(void* network, int slot, int kind, int32_t* result) {          \
-    return esper::hosts::sizes<T>(network, slot, kind, result);                                 \
-  }                                                                                             \
-  int esper_hosts_train_##SUFFIX(void* network, const esper::hosts::TrainCall<T>* call) {       \
-    return esper::hosts::train(network, call);                                                  \
-  }                                                                                             \
-  int esper_hosts_evaluate_##SUFFIX(void* network, const esper::hosts::EvaluateCall<T>* call) { \
-    return esper::hosts::evaluate(network, call);                                               \
-  }
+// Python reads the addresses of the functions from these variables.
+#define ESPER_EXPORT(NAME)                                    \
+  auto* esper_hosts_##NAME##_f32 = &esper::hosts::NAME<float>; \
+  auto* esper_hosts_##NAME##_f64 = &esper::hosts::NAME<double>;
 
 extern "C" {
-ESPER_FUNCTIONS(float, f32)
-ESPER_FUNCTIONS(double, f64)
-int esper_vector_bytes() { return esper::kVectorBytes; }
+ESPER_EXPORT(create)
+ESPER_EXPORT(free)
+ESPER_EXPORT(train)
+ESPER_EXPORT(evaluate)
+int esper_vector_bytes = esper::kVectorBytes;
 }

@@ -1,5 +1,5 @@
-// BatchNorm and GroupNorm, followed by an optional ReLU. Batch statistics are computed over images and
-// pixels of a channel, group statistics over the channels of a group and pixels of an image.
+// BatchNorm and GroupNorm, followed by an optional ReLU. Batch statistics are computed over images
+// and pixels of a channel, group statistics over the channels of a group and pixels of an image.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <utility>
 
-#include "maps.h"
+#include "layer.h"
 
 namespace esper::hosts {
 
@@ -49,80 +49,87 @@ inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   return {near + shift, variance < T(0) ? T(0) : variance};
 }
 
-// y = (x - mean) factor + bias for a channel, with a ReLU if `rectify`; y may be x.
-template <class T>
-inline void normalise_channel(const Maps<T>& x, int c, T mean, T factor, T bias, bool rectify,
-                              const Maps<T>& y) {
-  const T* in = x.channel(c);
-  T* out = y.channel(c);
-  if (rectify) {
-    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>)
-      store(out + i, rectified<T>((load(in + i) - mean) * factor + bias));
-  } else {
-    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>)
-      store(out + i, (load(in + i) - mean) * factor + bias);
-  }
-}
-
-// BatchNorm in training: y from batch statistics; updates the running statistics. `moments`
-// receives mean and inverse standard deviation of each channel.
+// BatchNorm and ReLU; weight and bias, running mean and variance, [channels] each.
 // Twin of kasmina.ops.batch_norm.
 template <class T>
-void batch_norm(Maps<T> x, const T* weight, const T* bias, T* running_mean, T* running_variance,
-                T* moments, Maps<T> y) {
-  const T count = T(x.pixels()) * T(x.images);
-  for (int c = 0; c < x.channels; ++c) {
-    const auto [mean, variance] = channel_moments(x, c);
-    const T inverse = T(1) / std::sqrt(variance + T(kNormEpsilon));
-    moments[2 * c] = mean;
-    moments[2 * c + 1] = inverse;
-    running_mean[c] += T(kMomentum) * (mean - running_mean[c]);
-    running_variance[c] +=
-        T(kMomentum) * (variance * (count / (count - T(1))) - running_variance[c]);
-    normalise_channel(x, c, mean, inverse * weight[c], bias[c], true, y);
-  }
-  clear_tail(y);
-}
+class BatchNorm : public Layer<T> {
+ public:
+  explicit BatchNorm(int channels) : Layer<T>({channels, channels}), channels_(channels) {}
 
-// BatchNorm with running statistics, in place.
-template <class T>
-void batch_norm_evaluated(Maps<T> x, const T* weight, const T* bias, const T* running_mean,
-                          const T* running_variance) {
-  for (int c = 0; c < x.channels; ++c) {
-    const T inverse = T(1) / std::sqrt(running_variance[c] + T(kNormEpsilon));
-    normalise_channel(x, c, running_mean[c], inverse * weight[c], bias[c], true, x);
-  }
-  clear_tail(x);
-}
+  int buffers() const override { return 2 * channels_; }
 
-// Gradients of BatchNorm and its ReLU; dy becomes the gradient of x.
-template <class T>
-void batch_norm_back(Maps<T> x, Maps<T> y, const T* weight, const T* moments, Maps<T> dy,
-                     T* weight_gradient, T* bias_gradient) {
-  const T count = T(x.pixels()) * T(x.images);
-  for (int c = 0; c < x.channels; ++c) {
-    const T mean = moments[2 * c], inverse = moments[2 * c + 1];
-    const T* in = x.channel(c);
-    const T* out = y.channel(c);
-    T* gradient = dy.channel(c);
-    Vector<T> total = {}, correlation = {};
-    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>) {
-      const Vector<T> g = where_active<T>(load(out + i), load(gradient + i));
-      store(gradient + i, g);
-      total += g;
-      correlation += g * (load(in + i) - mean);
+  // From batch statistics; updates the running statistics.
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+    x_ = x;
+    y_ = arena.maps(x);
+    moments_ = arena.take(2 * channels_);
+    const T count = T(x.pixels()) * T(x.images);
+    T *running_mean = this->buffers_, *running_variance = running_mean + channels_;
+    for (int c = 0; c < channels_; ++c) {
+      const auto [mean, variance] = channel_moments(x, c);
+      running_mean[c] += T(kMomentum) * (mean - running_mean[c]);
+      running_variance[c] +=
+          T(kMomentum) * (variance * (count / (count - T(1))) - running_variance[c]);
+      moments_[2 * c] = mean;
+      moments_[2 * c + 1] = normalise(x, c, mean, variance, y_);
     }
-    const T bias_sum = sum<T>(total), weight_sum = sum<T>(correlation) * inverse;
-    bias_gradient[c] = bias_sum;
-    weight_gradient[c] = weight_sum;
-    const T factor = inverse * weight[c];
-    const T offset = bias_sum / count, slope = weight_sum * inverse / count;
-    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>)
-      store(gradient + i,
-            (load(gradient + i) - offset - (load(in + i) - mean) * slope) * factor);
+    clear_tail(y_);
+    return y_;
   }
-  clear_tail(dy);
-}
+
+  // From running statistics, in place.
+  Maps<T> evaluate(Maps<T> x, Arena<T>&) override {
+    for (int c = 0; c < channels_; ++c)
+      normalise(x, c, this->buffers_[c], this->buffers_[channels_ + c], x);
+    clear_tail(x);
+    return x;
+  }
+
+  // dy becomes the gradient of x.
+  Maps<T> backward(Maps<T> dy, bool, Arena<T>&) override {
+    const T count = T(dy.pixels()) * T(dy.images);
+    for (int c = 0; c < channels_; ++c) {
+      const T mean = moments_[2 * c], inverse = moments_[2 * c + 1];
+      const T *in = x_.channel(c), *out = y_.channel(c);
+      const ptrdiff_t size = dy.plane();
+      T* gradient = dy.channel(c);
+      Vector<T> total = {}, correlation = {};
+      for (ptrdiff_t i = 0; i < size; i += kLanes<T>) {
+        const Vector<T> g = where_active<T>(load(out + i), load(gradient + i));
+        store(gradient + i, g);
+        total += g;
+        correlation += g * (load(in + i) - mean);
+      }
+      const T bias_sum = sum<T>(total), weight_sum = sum<T>(correlation) * inverse;
+      this->gradient_[channels_ + c] = bias_sum;
+      this->gradient_[c] = weight_sum;
+      const T factor = inverse * this->parameters_[c];
+      const T offset = bias_sum / count, slope = weight_sum * inverse / count;
+      for (ptrdiff_t i = 0; i < size; i += kLanes<T>)
+        store(gradient + i,
+              (load(gradient + i) - offset - (load(in + i) - mean) * slope) * factor);
+    }
+    clear_tail(dy);
+    return dy;
+  }
+
+ private:
+  // y = relu((x - mean) weight / deviation + bias) for a channel; y may be x. Returns
+  // 1 / deviation.
+  T normalise(const Maps<T>& x, int c, T mean, T variance, const Maps<T>& y) const {
+    const T inverse = T(1) / std::sqrt(variance + T(kNormEpsilon));
+    const T factor = inverse * this->parameters_[c], bias = this->parameters_[channels_ + c];
+    const T* in = x.channel(c);
+    T* out = y.channel(c);
+    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>)
+      store(out + i, rectified<T>((load(in + i) - mean) * factor + bias));
+    return inverse;
+  }
+
+  int channels_;
+  Maps<T> x_, y_;
+  T* moments_ = nullptr;  // mean and inverse standard deviation of each channel
+};
 
 // The largest power of two up to 32 that divides the channels into groups of at least 16, else 1.
 // Twin of kasmina.ops.norm_groups.
@@ -250,5 +257,35 @@ void group_norm_back(Maps<T> x, Maps<T> y, int groups, const T* weight, bool rec
     }
   }
 }
+
+// GroupNorm with an optional ReLU; for one pixel and one group this is LayerNorm.
+template <class T>
+class GroupNorm : public Layer<T> {
+ public:
+  GroupNorm(int channels, int groups, bool rectify)
+      : Layer<T>({channels, channels}), channels_(channels), groups_(groups), rectify_(rectify) {}
+
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+    x_ = x;
+    y_ = arena.maps(x);
+    moments_ = arena.take(ptrdiff_t(2) * groups_ * x.lanes);
+    group_norm(x, groups_, this->parameters_, this->parameters_ + channels_, rectify_, moments_,
+               y_);
+    return y_;
+  }
+
+  Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
+    group_norm_back(x_, y_, groups_, this->parameters_, rectify_, moments_, dy,
+                    input_needs_gradient, this->gradient_, this->gradient_ + channels_,
+                    arena.take(2 * x_.lanes));
+    return dy;
+  }
+
+ private:
+  int channels_, groups_;
+  bool rectify_;
+  Maps<T> x_, y_;
+  T* moments_ = nullptr;
+};
 
 }  // namespace esper::hosts

@@ -29,7 +29,7 @@ struct Seed {
 
 // Twin of tolaria.backends.torch.slot_block.
 template <class T>
-class Slot {
+class Slot : public Layer<T> {
  public:
   Slot(int channels, int gate_offset)
       : channels_(channels), gate_offset_(gate_offset), branches_(kKinds) {
@@ -38,14 +38,18 @@ class Slot {
                          Convolution<T>(hidden, 1, 1, true));
   }
 
-  // Sizes of the parameter tensors of a branch.
-  const std::vector<int>& fields(int kind) { return made(kind).fields; }
-  int parameters(int kind) { return made(kind).parameters; }
+  // The layers of a blueprint, created on first use. Their parameters are in the store of the seed;
+  // the slot as a layer of the host has none.
+  Layer<T>& branch(int kind) {
+    std::unique_ptr<Layer<T>>& layers = branches_[size_t(kind)];
+    if (layers == nullptr) layers = make_branch<T>(Kind(kind), channels_);
+    return *layers;
+  }
 
   int gate_offset() const { return gate_offset_; }
   int gate_parameters() const { return gate_->parameters(); }
 
-  void bind(const Seed<T>& seed) {
+  void bind_seed(const Seed<T>& seed) {
     seed_ = seed;
     if (seed.kind < 0) return;
     branch(seed.kind).bind(seed.parameters, seed.gradient, nullptr);
@@ -58,7 +62,7 @@ class Slot {
   // Changes the alpha of the bound seed; at 0 `evaluate` skips the seed.
   void set_alpha(T alpha) { seed_.alpha = alpha; }
 
-  Maps<T> forward(Maps<T> x, Arena<T>& arena) {
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     if (seed_.kind < 0) return x;
     x_ = x;
     f_ = branch(seed_.kind).forward(x, arena);
@@ -68,11 +72,11 @@ class Slot {
     return isolated() ? x : attached(arena);
   }
 
-  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) {
+  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) override {
     return seed_.kind < 0 || isolated() ? x : forward(x, arena);
   }
 
-  Maps<T> backward(Maps<T> dy, Arena<T>& arena) {
+  Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
     if (seed_.kind < 0) return dy;
     const T factor = isolated() ? T(1) : seed_.alpha;
     const bool as_it_is =
@@ -95,25 +99,6 @@ class Slot {
 
  private:
   bool isolated() const { return seed_.alpha == T(0); }
-
-  // The layers of a blueprint, created on first use, and the sizes of their tensors.
-  struct Branch {
-    std::unique_ptr<Layer<T>> layers;
-    std::vector<int> fields;
-    int parameters = 0;
-  };
-
-  Branch& made(int kind) {
-    Branch& found = branches_[size_t(kind)];
-    if (found.layers == nullptr) {
-      found.layers = make_branch<T>(Kind(kind), channels_);
-      found.fields = found.layers->fields();
-      found.parameters = found.layers->parameters();
-    }
-    return found;
-  }
-
-  Layer<T>& branch(int kind) { return *made(kind).layers; }
 
   // x + alpha m, where m is f, x tanh f or g f. `add` does not need f again and overwrites it.
   Maps<T> attached(Arena<T>& arena) {
@@ -167,7 +152,7 @@ class Slot {
   }
 
   int channels_, gate_offset_;
-  std::vector<Branch> branches_;
+  std::vector<std::unique_ptr<Layer<T>>> branches_;
   std::unique_ptr<Chain<T>> gate_;
   Seed<T> seed_;
   Maps<T> x_, f_, gates_;

@@ -1,5 +1,5 @@
-// One thread's copy of the host: layers, slots and memory. It trains or validates one environment after
-// another; no state carries over from one environment to the next.
+// One thread's copy of the host: layers, slots and memory. It trains or validates one environment
+// after another; no state carries over from one environment to the next.
 
 #pragma once
 
@@ -19,52 +19,350 @@ namespace esper::hosts {
 template <class T>
 class Worker {
  public:
-  explicit Worker(const HostSpec& spec);
+  explicit Worker(const HostSpec& spec) : spec_(spec) {
+    const int pixels = spec.height * spec.width;
+    const bool dense = spec.kernel == 0;
+    int channels = dense ? pixels * spec.channels : spec.channels;
+    for (int pixel = 0; pixel < pixels; ++pixel)
+      for (int c = 0; c < spec.channels; ++c)
+        destination_.push_back(dense ? pixel * spec.channels + c : c * pixels + pixel);
+    block_sizes_.assign(spec.block_sizes, spec.block_sizes + spec.blocks);
+    stage_of_slot_.resize(size_t(spec.slots));
+    slots_.resize(size_t(spec.slots));
+    for (int s = 0; s < spec.slots; ++s) {
+      watched_.push_back({{spec.slot_channels[s], dense, spec.last_layers[s], spec.hidden_units,
+                           spec.hidden_weights[s]}});
+      seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
+    }
+    int block = 0, block_end = 0;
+    for (int i = 0; i < spec.steps; ++i) {
+      const int number = spec.program[2 * i + 1];
+      switch (Step(spec.program[2 * i])) {
+        case Step::input:
+          break;
+        case Step::block:
+          block = parameters_;
+          add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
+                                               dense ? 1 : spec.kernel));
+          channels = spec.block_channels[number];
+          add(std::make_unique<BatchNorm<T>>(channels));
+          block_end = parameters_;
+          break;
+        case Step::slot:
+          stage_of_slot_[size_t(number)] = stages_.size();
+          watched_[size_t(number)].block = block;
+          watched_[size_t(number)].block_end = block_end;
+          add(std::make_unique<Slot<T>>(spec.slot_channels[number], spec.gate_offset[number]));
+          slots_[size_t(number)] = static_cast<Slot<T>*>(stages_.back().layer.get());
+          stages_.back().slot = number;
+          break;
+        case Step::pool:
+          add(std::make_unique<MaxPool<T>>());
+          break;
+        case Step::head:
+          add(std::make_unique<MeanPool<T>>());
+          add(std::make_unique<Convolution<T>>(channels, spec.classes, 1, true));
+          break;
+      }
+    }
+    host_gradient_.resize(size_t(parameters_));
+  }
 
-  int parameters() const { return parameters_; }
-  int buffers() const { return buffers_; }
-  const std::vector<int>& seed_fields(int slot, int kind) { return slots_[slot].fields(kind); }
+  // Twin of tolaria.backends.torch.TorchBackend.train_epoch.
+  void train(const TrainCall<T>& call, int64_t n) {
+    const int size = int(call.batch_size);
+    bind_host(call.host + n * parameters_, host_gradient_.data(), call.buffers + n * buffers_);
+    bind_seeds(call, n, n);
+    Score<T> total;
+    std::vector<int64_t> labels(static_cast<size_t>(size));
+    for (int64_t batch = 0; batch < call.batches; ++batch) {
+      arena_.release({0, 0});
+      const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
+      for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
+      Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
+      for (Stage& stage : stages_) {
+        if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
+        x = stage.layer->forward(x, arena_);
+      }
+      total.add(score_batch(x, labels.data()));
+      cross_entropy_back(x, labels.data());
+      const bool measured = call.slot_measures && batch + 1 == call.batches;
+      T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
+      backward(x, measures);
+      if (measures) measure_blocks(call.host + n * parameters_, measures);
+      update_host(call, n);
+      update_seeds(call, n);
+    }
+    const T images = T(call.batches) * T(size);
+    call.loss[n] = total.loss / images;
+    call.accuracy[n] = total.hits / images;
+  }
 
-  void train(const TrainCall<T>& call, int64_t n);
-  void evaluate(const EvaluateCall<T>& call, int64_t r);
+  // Twin of tolaria.backends.torch.TorchBackend.evaluate.
+  void evaluate(const EvaluateCall<T>& call, int64_t r) {
+    const int count = slot_count();
+    const int64_t n = call.row[r], first = call.variants[r], last = call.variants[r + 1];
+    // Evaluation writes neither gradients nor statistics, so the const_cast is safe.
+    bind_host(call.host + n * parameters_, host_gradient_.data(),
+              const_cast<T*>(call.buffers) + n * buffers_);
+    bind_seeds(call, r, n);
+    std::vector<Score<T>> totals(size_t(1 + last - first));
+    for (int64_t chunk = 0; chunk < call.chunks; ++chunk) {
+      arena_.release({0, 0});
+      const int64_t begin = chunk * call.lanes;
+      Maps<T> x = input_maps(int(std::min(call.lanes, call.images - begin)), int(call.lanes));
+      x.data = const_cast<T*>(call.packed) + (call.dataset[r] * call.chunks + chunk) * x.size();
+      const int64_t* labels = call.labels + call.dataset[r] * call.images + begin;
+      set_alphas(call.alpha + r * count);
+      for (Stage& stage : stages_) {
+        if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
+        x = stage.layer->evaluate(x, arena_);
+      }
+      totals[0].add(score_batch(x, labels));
+      const auto mark = arena_.mark();
+      for (int64_t v = first; v < last; ++v) {
+        arena_.release(mark);
+        set_alphas(call.variant_alpha + v * count);
+        const size_t start = size_t(call.start[v]);
+        x = watched_[start].x;
+        for (size_t i = stage_of_slot_[start]; i < stages_.size(); ++i)
+          x = stages_[i].layer->evaluate(x, arena_);
+        totals[size_t(1 + v - first)].add(score_batch(x, labels));
+      }
+    }
+    for (size_t i = 0; i < totals.size(); ++i) {
+      T* scores = i == 0 ? call.scores + 3 * r : call.variant_scores + 3 * (first + int64_t(i) - 1);
+      scores[0] = totals[i].loss / T(call.images);
+      scores[1] = totals[i].hits / T(call.images);
+      scores[2] = totals[i].expected / T(call.images);
+    }
+  }
 
  private:
-  // A layer of the host, or a slot.
   struct Stage {
     std::unique_ptr<Layer<T>> layer;
-    int slot = -1;
+    int slot = -1;  // number of the slot that `layer` is; -1 for a layer of the host
   };
 
   // What a slot is measured by while it has no seed.
   struct Watched {
     Newborns<T> newborns;
     int block = 0, block_end = 0;  // columns of the block feeding the slot
-    Maps<T> x;
+    Maps<T> x = {};                // input of the slot
   };
 
-  void add(std::unique_ptr<Layer<T>> layer);
-  void bind_host(const T* parameters, T* gradient, T* buffers);
+  void add(std::unique_ptr<Layer<T>> layer) {
+    parameters_ += layer->parameters();
+    buffers_ += layer->buffers();
+    stages_.push_back({std::move(layer)});
+  }
+
+  void bind_host(const T* parameters, T* gradient, T* buffers) {
+    for (Stage& stage : stages_) {
+      stage.layer->bind(parameters, gradient, buffers);
+      parameters += stage.layer->parameters();
+      gradient += stage.layer->parameters();
+      buffers += stage.layer->buffers();
+    }
+  }
+
+  // Binds the slots to the seeds in row `row` of the call, with the parameters of environment n.
   template <class Call>
-  void bind_seeds(const Call& call, int64_t row, int64_t n);
-  Maps<T> gather(const T* images, const int64_t* drawn, int count);
-  Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count);
-  Maps<T> minibatch(int count);
-  Maps<T> input_maps(int images, int lanes) const;
-  void backward(Maps<T> dy, T* measures);
-  void measure_slot(int s, Maps<T> dy, T* measures);
-  void measure_blocks(const T* parameters, T* measures) const;
-  void update_host(const TrainCall<T>& call, int64_t n);
-  void update_seeds(const TrainCall<T>& call, int64_t n);
-  void report_seed(const TrainCall<T>& call, int64_t n, int s, T norm);
-  Maps<T> evaluate_from(size_t stage, Maps<T> x);
-  void set_alphas(const T* alpha);
+  void bind_seeds(const Call& call, int64_t row, int64_t n) {
+    for (int s = 0; s < slot_count(); ++s) {
+      const int64_t cell = row * slot_count() + s;
+      std::vector<T>& gradient = seed_gradient_[size_t(s)];
+      slots_[size_t(s)]->bind_seed({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
+                                    call.seed[s] + n * ptrdiff_t(gradient.size()),
+                                    gradient.data()});
+    }
+  }
+
+  Maps<T> input_maps(int images, int lanes) const {
+    Maps<T> x;
+    const bool dense = spec_.kernel == 0;
+    x.channels = dense ? spec_.height * spec_.width * spec_.channels : spec_.channels;
+    x.height = dense ? 1 : spec_.height;
+    x.width = dense ? 1 : spec_.width;
+    x.images = images;
+    x.lanes = lanes;
+    return x;
+  }
+
+  // Maps for the images of a minibatch, uninitialised.
+  Maps<T> minibatch(int count) {
+    Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
+    x.data = arena_.take(x.size());
+    return x;
+  }
+
+  // Copies the images of a minibatch, interleaved by lanes.
+  Maps<T> gather(const T* images, const int64_t* drawn, int count) {
+    Maps<T> x = minibatch(count);
+    const size_t numbers = destination_.size();
+    for (int first = 0; first < x.lanes; first += kLanes<T>) {
+      // Lanes beyond the images repeat the last image and are cleared below.
+      const T* image[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i)
+        image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
+      for (size_t k = 0; k < numbers; ++k) {
+        Vector<T> values = {};
+        for (int i = 0; i < kLanes<T>; ++i) values[i] = image[i][k];
+        store(x.data + destination_[k] * x.lanes + first, values);
+      }
+    }
+    clear_tail(x);
+    return x;
+  }
+
+  // Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
+  // Twin of runtime.augmentation.Augmentation.apply.
+  Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
+    Maps<T> x = minibatch(count);
+    const int height = spec_.height, width = spec_.width, channels = spec_.channels;
+    const int64_t span = 2 * call.reach + 1, *poses = call.poses + (drawn - call.drawn);
+    std::fill(x.data, x.data + x.size(), T(0));
+    for (int lane = 0; lane < count; ++lane) {
+      const T* image = call.images + drawn[lane] * ptrdiff_t(destination_.size());
+      const bool flipped = poses[lane] / (span * span) > 0;
+      const int down = int(poses[lane] / span % span - call.reach);
+      const int right = int(poses[lane] % span - call.reach);
+      for (int row = std::max(0, -down); row < std::min(height, height - down); ++row)
+        for (int column = 0; column < width; ++column) {
+          const int from = (flipped ? width - 1 - column : column) + right;
+          if (from < 0 || from >= width) continue;
+          const T* pixel = image + ((row + down) * width + from) * channels;
+          const ptrdiff_t* places = &destination_[size_t((row * width + column) * channels)];
+          for (int channel = 0; channel < channels; ++channel)
+            x.data[places[channel] * x.lanes + lane] = pixel[channel];
+        }
+    }
+    return x;
+  }
+
+  // `measures`, if not null, receives the measurements of the slots.
+  void backward(Maps<T> dy, T* measures) {
+    for (size_t i = stages_.size(); i-- > 0;) {
+      if (measures && stages_[i].slot >= 0) measure_slot(stages_[i].slot, dy, measures);
+      const Maps<T> dx = stages_[i].layer->backward(dy, i > 0, arena_);
+      if (dx.data != dy.data) arena_.give_back(dy);
+      dy = dx;
+    }
+  }
+
+  // Writes what the gradient dy of a slot's output shows in half the images, if the slot has no
+  // seed.
+  // Twin of tolaria.slot_measures.slot_measures.
+  void measure_slot(int s, Maps<T> dy, T* measures) {
+    if (slots_[size_t(s)]->seed().kind >= 0) return;
+    Watched& watched = watched_[size_t(s)];
+    const Maps<T> x = first_half(watched.x, arena_), g = first_half(dy, arena_);
+    const SlotSums<T> found = slot_sums(x, g);
+    // The loss of these images alone has this times their gradient.
+    const T factor = T(dy.images) / T(x.images);
+    const T count = T(x.channels) * T(x.pixels()) * T(x.images);
+    T* own = measures + s * kSlotMeasures;
+    own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(dy.images) * factor);
+    own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
+    own[int(SlotStatistic::active_share)] = found.active / count;
+    watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
+    for (int layer = 0; layer < kLastLayers; ++layer) own[kStatistics + layer] *= factor;
+    arena_.give_back(g);
+    arena_.give_back(x);
+  }
+
+  // Writes the gradient-to-weight ratios, once the backward pass has found the host's gradient.
+  void measure_blocks(const T* parameters, T* measures) const {
+    for (int s = 0; s < slot_count(); ++s) {
+      if (slots_[size_t(s)]->seed().kind >= 0) continue;
+      const Watched& watched = watched_[size_t(s)];
+      const ptrdiff_t count = watched.block_end - watched.block;
+      measures[s * kSlotMeasures + int(SlotStatistic::gradient_ratio)] =
+          norm(host_gradient_.data() + watched.block, count) /
+          norm(parameters + watched.block, count);
+    }
+  }
+
+  void update_host(const TrainCall<T>& call, int64_t n) {
+    const Tuning tuning = call.tuning ? Tuning(call.tuning[n]) : Tuning::all;
+    T* gradient = host_gradient_.data();
+    ptrdiff_t place = n * parameters_;
+    const ptrdiff_t frozen = tuning == Tuning::last ? parameters_ - block_sizes_.back() : 0;
+    std::fill(gradient, gradient + frozen, T(0));
+    const T length = norm(gradient, parameters_);
+    call.host_norm[n] = length;
+    call.host_step[n] += T(1);
+    Update<T> update{Rule(call.rule),      call.host_rate[n],
+                     T(call.weight_decay), T(call.momentum),
+                     clip_scale(length, T(call.most_norm)), call.host_step[n]};
+    const auto next = [&](T factor, ptrdiff_t count) {
+      update.learning_rate = call.host_rate[n] * factor;
+      apply(update, gradient, call.host + place, call.host_first + place, call.host_second + place,
+            count);
+      gradient += count;
+      place += count;
+    };
+    if (tuning == Tuning::auto_rgn) {
+      const std::vector<T> factors = relative_rates(gradient, call.host + place, block_sizes_);
+      for (size_t block = 0; block < factors.size(); ++block)
+        next(factors[block], block_sizes_[block]);
+    } else {
+      next(T(0), frozen);
+      next(T(1), parameters_ - frozen);
+    }
+  }
+
+  void update_seeds(const TrainCall<T>& call, int64_t n) {
+    for (int s = 0; s < slot_count(); ++s) {
+      Slot<T>& slot = *slots_[size_t(s)];
+      const Seed<T>& seed = slot.seed();
+      if (seed.kind < 0) continue;
+      const int branch = slot.branch(seed.kind).parameters();
+      const int gate = seed.form == Form::gate ? slot.gate_parameters() : 0;
+      const T branch_norm = norm(seed.gradient, branch);
+      const T gate_norm = norm(seed.gradient + slot.gate_offset(), gate);
+      const T length = std::sqrt(branch_norm * branch_norm + gate_norm * gate_norm);
+      report_seed(call, n, s, length);
+      if (call.frozen[n * slot_count() + s]) continue;
+      const int64_t row = n * ptrdiff_t(seed_gradient_[size_t(s)].size());
+      call.seed_step[s][n] += T(1);
+      const Update<T> update{Rule(call.rule),
+                             call.seed_rate[n * slot_count() + s],
+                             T(0),
+                             T(call.momentum),
+                             clip_scale(length, T(call.most_norm)),
+                             call.seed_step[s][n]};
+      const auto part = [&](ptrdiff_t offset, ptrdiff_t count) {
+        apply(update, seed.gradient + offset, call.seed[s] + row + offset,
+              call.seed_first[s] + row + offset, call.seed_second[s] + row + offset, count);
+      };
+      part(0, branch);
+      part(slot.gate_offset(), gate);
+    }
+  }
+
+  void report_seed(const TrainCall<T>& call, int64_t n, int s, T length) {
+    const Seed<T>& seed = slots_[size_t(s)]->seed();
+    call.seed_norm[n * slot_count() + s] = length;
+    T* norms = call.tensor_norms[s] + n * call.tensor_counts[s];
+    const T* gradient = seed.gradient;
+    std::fill(norms, norms + call.tensor_counts[s], T(0));
+    for (int size : slots_[size_t(s)]->branch(seed.kind).fields()) {
+      *norms++ = norm(gradient, size);
+      gradient += size;
+    }
+  }
+
+  void set_alphas(const T* alpha) {
+    for (int s = 0; s < slot_count(); ++s) slots_[size_t(s)]->set_alpha(alpha[s]);
+  }
 
   int slot_count() const { return int(slots_.size()); }
 
-  HostSpec spec_;
+  HostSpec spec_;  // its arrays belong to the caller and live only during construction
   std::vector<Stage> stages_;
   std::vector<size_t> stage_of_slot_;
-  std::vector<Slot<T>> slots_;
+  std::vector<Slot<T>*> slots_;
   std::vector<Watched> watched_;
   std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
   std::vector<int> block_sizes_;
@@ -73,360 +371,5 @@ class Worker {
   std::vector<T> host_gradient_;
   std::vector<std::vector<T>> seed_gradient_;
 };
-
-template <class T>
-Worker<T>::Worker(const HostSpec& spec) : spec_(spec) {
-  const int pixels = spec.height * spec.width;
-  const bool dense = spec.kernel == 0;
-  int channels = dense ? pixels * spec.channels : spec.channels;
-  for (int pixel = 0; pixel < pixels; ++pixel)
-    for (int c = 0; c < spec.channels; ++c)
-      destination_.push_back(dense ? pixel * spec.channels + c : c * pixels + pixel);
-  block_sizes_.assign(spec.block_sizes, spec.block_sizes + spec.blocks);
-  stage_of_slot_.resize(size_t(spec.slots));
-  for (int s = 0; s < spec.slots; ++s) {
-    slots_.emplace_back(spec.slot_channels[s], spec.gate_offset[s]);
-    watched_.push_back({{spec.slot_channels[s], dense, spec.last_layers[s], spec.hidden_units,
-                         spec.hidden_weights[s]}});
-    seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
-  }
-  int block = 0, block_end = 0;
-  for (int i = 0; i < spec.steps; ++i) {
-    const int number = spec.program[2 * i + 1];
-    switch (Step(spec.program[2 * i])) {
-      case Step::input:
-        break;
-      case Step::block:
-        block = parameters_;
-        add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
-                                             dense ? 1 : spec.kernel));
-        channels = spec.block_channels[number];
-        add(std::make_unique<BatchNorm<T>>(channels));
-        block_end = parameters_;
-        break;
-      case Step::slot:
-        stage_of_slot_[size_t(number)] = stages_.size();
-        watched_[size_t(number)].block = block;
-        watched_[size_t(number)].block_end = block_end;
-        stages_.push_back({nullptr, number});
-        break;
-      case Step::pool:
-        add(std::make_unique<MaxPool<T>>());
-        break;
-      case Step::head:
-        add(std::make_unique<MeanPool<T>>());
-        add(std::make_unique<Convolution<T>>(channels, spec.classes, 1, true));
-        break;
-    }
-  }
-  host_gradient_.resize(size_t(parameters_));
-  spec_.program = spec_.block_channels = spec_.slot_channels = nullptr;  // owned by the caller
-  spec_.slot_width = spec_.gate_offset = spec_.last_layers = nullptr;
-  spec_.hidden_weights = nullptr;
-  spec_.block_sizes = nullptr;
-}
-
-template <class T>
-void Worker<T>::add(std::unique_ptr<Layer<T>> layer) {
-  parameters_ += layer->parameters();
-  buffers_ += layer->buffers();
-  stages_.push_back({std::move(layer), -1});
-}
-
-template <class T>
-void Worker<T>::bind_host(const T* parameters, T* gradient, T* buffers) {
-  for (Stage& stage : stages_) {
-    if (stage.layer == nullptr) continue;
-    stage.layer->bind(parameters, gradient, buffers);
-    parameters += stage.layer->parameters();
-    gradient += stage.layer->parameters();
-    buffers += stage.layer->buffers();
-  }
-}
-
-// Binds the slots to the seeds in row `row` of the call, with the parameters of environment n.
-template <class T>
-template <class Call>
-void Worker<T>::bind_seeds(const Call& call, int64_t row, int64_t n) {
-  for (int s = 0; s < slot_count(); ++s) {
-    const int64_t cell = row * slot_count() + s;
-    std::vector<T>& gradient = seed_gradient_[size_t(s)];
-    slots_[size_t(s)].bind({call.kind[cell], Form(call.form[cell]), call.alpha[cell],
-                            call.seed[s] + n * ptrdiff_t(gradient.size()), gradient.data()});
-  }
-}
-
-template <class T>
-Maps<T> Worker<T>::input_maps(int images, int lanes) const {
-  Maps<T> x;
-  const bool dense = spec_.kernel == 0;
-  x.channels = dense ? spec_.height * spec_.width * spec_.channels : spec_.channels;
-  x.height = dense ? 1 : spec_.height;
-  x.width = dense ? 1 : spec_.width;
-  x.images = images;
-  x.lanes = lanes;
-  return x;
-}
-
-// Maps for the images of a minibatch, uninitialised.
-template <class T>
-Maps<T> Worker<T>::minibatch(int count) {
-  Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
-  x.data = arena_.take(x.size());
-  return x;
-}
-
-// Copies the images of a minibatch, interleaved by lanes.
-template <class T>
-Maps<T> Worker<T>::gather(const T* images, const int64_t* drawn, int count) {
-  Maps<T> x = minibatch(count);
-  const size_t numbers = destination_.size();
-  for (int first = 0; first < x.lanes; first += kLanes<T>) {
-    // Lanes beyond the images repeat the last image and are cleared below.
-    const T* image[kLanes<T>];
-    for (int i = 0; i < kLanes<T>; ++i)
-      image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
-    for (size_t k = 0; k < numbers; ++k) {
-      Vector<T> values = {};
-      for (int i = 0; i < kLanes<T>; ++i) values[i] = image[i][k];
-      store(x.data + destination_[k] * x.lanes + first, values);
-    }
-  }
-  clear_tail(x);
-  return x;
-}
-
-// Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
-// Twin of runtime.augmentation.Augmentation.apply.
-template <class T>
-Maps<T> Worker<T>::gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
-  Maps<T> x = minibatch(count);
-  const int height = spec_.height, width = spec_.width, channels = spec_.channels;
-  const int64_t span = 2 * call.reach + 1, *poses = call.poses + (drawn - call.drawn);
-  std::fill(x.data, x.data + x.size(), T(0));
-  for (int lane = 0; lane < count; ++lane) {
-    const T* image = call.images + drawn[lane] * ptrdiff_t(destination_.size());
-    const bool flipped = poses[lane] / (span * span) > 0;
-    const int down = int(poses[lane] / span % span - call.reach);
-    const int right = int(poses[lane] % span - call.reach);
-    for (int row = std::max(0, -down); row < std::min(height, height - down); ++row)
-      for (int column = 0; column < width; ++column) {
-        const int from = (flipped ? width - 1 - column : column) + right;
-        if (from < 0 || from >= width) continue;
-        const T* pixel = image + ((row + down) * width + from) * channels;
-        const ptrdiff_t* places = &destination_[size_t((row * width + column) * channels)];
-        for (int channel = 0; channel < channels; ++channel)
-          x.data[places[channel] * x.lanes + lane] = pixel[channel];
-      }
-  }
-  return x;
-}
-
-// Twin of tolaria.backends.torch.TorchBackend.train_epoch.
-template <class T>
-void Worker<T>::train(const TrainCall<T>& call, int64_t n) {
-  const int size = int(call.batch_size);
-  bind_host(call.host + n * parameters_, host_gradient_.data(), call.buffers + n * buffers_);
-  bind_seeds(call, n, n);
-  Score<T> total;
-  std::vector<int64_t> labels(static_cast<size_t>(size));
-  for (int64_t batch = 0; batch < call.batches; ++batch) {
-    arena_.release({0, 0});
-    const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
-    for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
-    Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
-    for (Stage& stage : stages_) {
-      if (!stage.layer) watched_[size_t(stage.slot)].x = x;
-      x = stage.layer ? stage.layer->forward(x, arena_)
-                      : slots_[size_t(stage.slot)].forward(x, arena_);
-    }
-    total.add(score_batch(x, labels.data()));
-    cross_entropy_back(x, labels.data());
-    const bool measured = call.slot_measures && batch + 1 == call.batches;
-    T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
-    backward(x, measures);
-    if (measures) measure_blocks(call.host + n * parameters_, measures);
-    update_host(call, n);
-    update_seeds(call, n);
-  }
-  const T images = T(call.batches) * T(size);
-  call.loss[n] = total.loss / images;
-  call.accuracy[n] = total.hits / images;
-}
-
-// `measures`, if not null, receives the measurements of the slots.
-template <class T>
-void Worker<T>::backward(Maps<T> dy, T* measures) {
-  for (size_t i = stages_.size(); i-- > 0;) {
-    if (measures && !stages_[i].layer) measure_slot(stages_[i].slot, dy, measures);
-    const Maps<T> dx = stages_[i].layer ? stages_[i].layer->backward(dy, i > 0, arena_)
-                                        : slots_[size_t(stages_[i].slot)].backward(dy, arena_);
-    if (dx.data != dy.data) arena_.give_back(dy);
-    dy = dx;
-  }
-}
-
-// Writes what the gradient dy of a slot's output shows in half the images, if the slot has no seed.
-// Twin of tolaria.slot_measures.slot_measures.
-template <class T>
-void Worker<T>::measure_slot(int s, Maps<T> dy, T* measures) {
-  if (slots_[size_t(s)].seed().kind >= 0) return;
-  Watched& watched = watched_[size_t(s)];
-  const Maps<T> x = first_half(watched.x, arena_), g = first_half(dy, arena_);
-  const SlotSums<T> found = slot_sums(x, g);
-  // The loss of these images alone has this times their gradient.
-  const T factor = T(dy.images) / T(x.images);
-  const T count = T(x.channels) * T(x.pixels()) * T(x.images);
-  T* own = measures + s * kSlotMeasures;
-  own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(dy.images) * factor);
-  own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
-  own[int(SlotStatistic::active_share)] = found.active / count;
-  watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
-  for (int layer = 0; layer < kLastLayers; ++layer) own[kStatistics + layer] *= factor;
-  arena_.give_back(g);
-  arena_.give_back(x);
-}
-
-// Writes the gradient-to-weight ratios, once the backward pass has found the host's gradient.
-template <class T>
-void Worker<T>::measure_blocks(const T* parameters, T* measures) const {
-  for (int s = 0; s < slot_count(); ++s) {
-    if (slots_[size_t(s)].seed().kind >= 0) continue;
-    const Watched& watched = watched_[size_t(s)];
-    const ptrdiff_t count = watched.block_end - watched.block;
-    measures[s * kSlotMeasures + int(SlotStatistic::gradient_ratio)] =
-        norm(host_gradient_.data() + watched.block, count) /
-        norm(parameters + watched.block, count);
-  }
-}
-
-template <class T>
-void Worker<T>::update_host(const TrainCall<T>& call, int64_t n) {
-  const Tuning tuning = call.tuning ? Tuning(call.tuning[n]) : Tuning::all;
-  T* gradient = host_gradient_.data();
-  ptrdiff_t place = n * parameters_;
-  const ptrdiff_t frozen = tuning == Tuning::last ? parameters_ - block_sizes_.back() : 0;
-  std::fill(gradient, gradient + frozen, T(0));
-  const T length = norm(gradient, parameters_);
-  call.host_norm[n] = length;
-  call.host_step[n] += T(1);
-  Update<T> update{Rule(call.rule),      call.host_rate[n],
-                   T(call.weight_decay), T(call.momentum),
-                   clip_scale(length, T(call.most_norm)), call.host_step[n]};
-  const auto next = [&](T factor, ptrdiff_t count) {
-    update.learning_rate = call.host_rate[n] * factor;
-    apply(update, gradient, call.host + place, call.host_first + place, call.host_second + place,
-          count);
-    gradient += count;
-    place += count;
-  };
-  if (tuning == Tuning::auto_rgn) {
-    const std::vector<T> factors = relative_rates(gradient, call.host + place, block_sizes_);
-    for (size_t block = 0; block < factors.size(); ++block)
-      next(factors[block], block_sizes_[block]);
-  } else {
-    next(T(0), frozen);
-    next(T(1), parameters_ - frozen);
-  }
-}
-
-template <class T>
-void Worker<T>::update_seeds(const TrainCall<T>& call, int64_t n) {
-  for (int s = 0; s < slot_count(); ++s) {
-    Slot<T>& slot = slots_[size_t(s)];
-    const Seed<T>& seed = slot.seed();
-    if (seed.kind < 0) continue;
-    const int branch = slot.parameters(seed.kind);
-    const int gate = seed.form == Form::gate ? slot.gate_parameters() : 0;
-    const T own = norm(seed.gradient, branch), gates = norm(seed.gradient + slot.gate_offset(), gate);
-    const T length = std::sqrt(own * own + gates * gates);
-    report_seed(call, n, s, length);
-    if (call.frozen[n * slot_count() + s]) continue;
-    const int64_t row = n * ptrdiff_t(seed_gradient_[size_t(s)].size());
-    call.seed_step[s][n] += T(1);
-    const Update<T> update{Rule(call.rule),
-                           call.seed_rate[n * slot_count() + s],
-                           T(0),
-                           T(call.momentum),
-                           clip_scale(length, T(call.most_norm)),
-                           call.seed_step[s][n]};
-    const auto part = [&](ptrdiff_t offset, ptrdiff_t count) {
-      apply(update, seed.gradient + offset, call.seed[s] + row + offset,
-            call.seed_first[s] + row + offset, call.seed_second[s] + row + offset, count);
-    };
-    part(0, branch);
-    part(slot.gate_offset(), gate);
-  }
-}
-
-template <class T>
-void Worker<T>::report_seed(const TrainCall<T>& call, int64_t n, int s, T length) {
-  const Seed<T>& seed = slots_[size_t(s)].seed();
-  call.seed_norm[n * slot_count() + s] = length;
-  T* norms = call.tensor_norms[s] + n * call.tensor_counts[s];
-  const T* gradient = seed.gradient;
-  std::fill(norms, norms + call.tensor_counts[s], T(0));
-  for (int size : slots_[size_t(s)].fields(seed.kind)) {
-    *norms++ = norm(gradient, size);
-    gradient += size;
-  }
-}
-
-template <class T>
-Maps<T> Worker<T>::evaluate_from(size_t stage, Maps<T> x) {
-  for (; stage < stages_.size(); ++stage)
-    x = stages_[stage].layer ? stages_[stage].layer->evaluate(x, arena_)
-                             : slots_[size_t(stages_[stage].slot)].evaluate(x, arena_);
-  return x;
-}
-
-template <class T>
-void Worker<T>::set_alphas(const T* alpha) {
-  for (int s = 0; s < slot_count(); ++s) slots_[size_t(s)].set_alpha(alpha[s]);
-}
-
-// Twin of tolaria.backends.torch.TorchBackend.evaluate.
-template <class T>
-void Worker<T>::evaluate(const EvaluateCall<T>& call, int64_t r) {
-  const int count = slot_count();
-  const int64_t n = call.row[r], first = call.variants[r], last = call.variants[r + 1];
-  // Evaluation writes neither gradients nor statistics, so the const_cast is safe.
-  bind_host(call.host + n * parameters_, host_gradient_.data(),
-            const_cast<T*>(call.buffers) + n * buffers_);
-  bind_seeds(call, r, n);
-  std::vector<Score<T>> totals(size_t(1 + last - first));
-  std::vector<Maps<T>> before(slots_.size());
-  for (int64_t chunk = 0; chunk < call.chunks; ++chunk) {
-    arena_.release({0, 0});
-    const int64_t begin = chunk * call.lanes;
-    Maps<T> x = input_maps(int(std::min(call.lanes, call.images - begin)), int(call.lanes));
-    x.data = const_cast<T*>(call.packed) + (call.dataset[r] * call.chunks + chunk) * x.size();
-    const int64_t* labels = call.labels + call.dataset[r] * call.images + begin;
-    set_alphas(call.alpha + r * count);
-    for (Stage& stage : stages_) {
-      if (stage.layer) {
-        x = stage.layer->evaluate(x, arena_);
-      } else {
-        before[size_t(stage.slot)] = x;
-        x = slots_[size_t(stage.slot)].evaluate(x, arena_);
-      }
-    }
-    totals[0].add(score_batch(x, labels));
-    const auto mark = arena_.mark();
-    for (int64_t v = first; v < last; ++v) {
-      arena_.release(mark);
-      set_alphas(call.variant_alpha + v * count);
-      const size_t start = size_t(call.start[v]);
-      x = evaluate_from(stage_of_slot_[start], before[start]);
-      totals[size_t(1 + v - first)].add(score_batch(x, labels));
-    }
-  }
-  for (size_t i = 0; i < totals.size(); ++i) {
-    T* scores = i == 0 ? call.scores + 3 * r : call.variant_scores + 3 * (first + int64_t(i) - 1);
-    scores[0] = totals[i].loss / T(call.images);
-    scores[1] = totals[i].hits / T(call.images);
-    scores[2] = totals[i].expected / T(call.images);
-  }
-}
 
 }  // namespace esper::hosts

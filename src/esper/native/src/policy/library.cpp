@@ -1,4 +1,4 @@
-// Functions that Python calls, each for float and for double. They return 0 on success.
+// Functions that Python calls, each for float and for double. They return a code of guarded.h.
 
 #include <memory>
 
@@ -34,30 +34,22 @@ int backward(void* network, const T* d_log_prob, const T* d_entropy, const T* d_
   });
 }
 
+template <class T>
+int free(void* network) {
+  return guarded([&] { delete static_cast<PolicyNetwork<T>*>(network); });
+}
+
 }  // namespace
 }  // namespace esper::policy
 
-#define ESPER_FUNCTIONS(T, SUFFIX)                                                               \
-  int esper_policy_forward_##SUFFIX(const esper::policy::PolicySpec* spec,                       \
-                                    const T* const* parameters,                                  \
-                                    const esper::policy::PolicyCall<T>* call, int threads,       \
-                                    void** network) {                                            \
-    return esper::policy::forward(spec, parameters, call, threads, network);                     \
-  }                                                                                              \
-  int esper_policy_forward_again_##SUFFIX(void* network,                                         \
-                                          const esper::policy::PolicyCall<T>* call,            \
-                                  int threads) {                                                 \
-    return esper::policy::forward_again(network, call, threads);                                 \
-  }                                                                                              \
-  int esper_policy_backward_##SUFFIX(void* network, const T* d_log_prob, const T* d_entropy,     \
-                                     const T* d_value, T* const* gradients, int threads) {       \
-    return esper::policy::backward(network, d_log_prob, d_entropy, d_value, gradients, threads); \
-  }                                                                                              \
-  void esper_policy_free_##SUFFIX(void* network) {                                               \
-    delete static_cast<esper::policy::PolicyNetwork<T>*>(network);                               \
-  }
+// Python reads the addresses of the functions from these variables.
+#define ESPER_EXPORT(NAME)                                      \
+  auto* esper_policy_##NAME##_f32 = &esper::policy::NAME<float>; \
+  auto* esper_policy_##NAME##_f64 = &esper::policy::NAME<double>;
 
 extern "C" {
-ESPER_FUNCTIONS(float, f32)
-ESPER_FUNCTIONS(double, f64)
+ESPER_EXPORT(forward)
+ESPER_EXPORT(forward_again)
+ESPER_EXPORT(backward)
+ESPER_EXPORT(free)
 }

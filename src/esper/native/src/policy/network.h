@@ -41,9 +41,6 @@ class PolicyNetwork {
 
   // Runs forward again with other inputs of the same shape and unchanged parameters.
   void forward_again(const PolicyCall<T>& call, int threads) {
-    if (call.steps != call_.steps || call.environments != call_.environments ||
-        call.slots != call_.slots)
-      throw std::invalid_argument("a network is made for one shape");
     call_ = call;
     compute(worthwhile(threads));
   }
@@ -72,6 +69,16 @@ class PolicyNetwork {
   static constexpr int kNarrow = 256;
   // Minimum rows per thread; below it, waking a thread costs more than it saves.
   static constexpr int64_t kRowsOfAThread = 128;
+
+  // A matrix with `rows` rows of each block, and its gradient where `backward` needs one.
+  struct Blocks {
+    Matrix<T> values, gradient;
+    ptrdiff_t rows = 0;
+    int columns = 0;
+
+    Matrix<T> operator[](int64_t block) const { return values.from(block * rows); }
+    Matrix<T> d(int64_t block) const { return gradient.from(block * rows); }
+  };
 
   int worthwhile(int threads) const {
     return int(std::clamp<int64_t>(blocks_ * rows_ / kRowsOfAThread, 1, threads));
@@ -120,9 +127,8 @@ class PolicyNetwork {
   }
 
   void take_forward() {
-    const auto of_rows = [&](int columns) { return take(arena_, blocks_ * rows_, columns); };
-    const auto of_slots = [&](int columns) { return take(arena_, blocks_ * slot_rows_, columns); };
-    const auto of_states = [&] { return take(arena_, blocks_ * (rows_ + block_), spec_.hidden); };
+    const auto of_rows = [&](int columns) { return blocks(rows_, columns); };
+    const auto of_slots = [&](int columns) { return blocks(slot_rows_, columns); };
     kinds_in_ = of_slots(spec_.slot_features + spec_.kind_width);
     slots_first_ = of_slots(spec_.slot_width);
     slots_ = of_slots(spec_.slot_width);
@@ -132,8 +138,8 @@ class PolicyNetwork {
     encoded_ = of_rows(spec_.hidden);
     gates_ = of_rows(Lstm<T>::kGates * padded<T>(spec_.hidden));
     shown_ = of_rows(spec_.hidden);
-    cell_ = of_states();
-    hidden_ = of_states();
+    cell_ = blocks(rows_ + block_, spec_.hidden);
+    hidden_ = blocks(rows_ + block_, spec_.hidden);
     context_ = of_rows(context_width_ + spec_.slot_width);
     seen_ = of_rows(spec_.hidden + spec_.critic_features);
     ops_hidden_ = of_rows(spec_.op_hidden);
@@ -151,23 +157,16 @@ class PolicyNetwork {
 
   void take_backward() {
     for (Linear<T>* map : maps()) map->take_backward(arena_);
-    const auto of_rows = [&](int columns) { return take(arena_, blocks_ * rows_, columns); };
-    const auto of_slots = [&](int columns) { return take(arena_, blocks_ * slot_rows_, columns); };
-    d_values_hidden_ = of_rows(spec_.value_hidden);
-    d_seen_ = of_rows(spec_.hidden + spec_.critic_features);
-    d_ops_hidden_ = of_rows(spec_.op_hidden);
-    d_trunked_ = of_rows(spec_.trunk);
-    d_context_ = of_rows(context_width_ + spec_.slot_width);
-    d_places_hidden_ = of_slots(spec_.slot_hidden);
-    d_base_ = of_rows(spec_.slot_hidden);
-    d_slots_ = of_slots(spec_.slot_width);
-    carried_ = take(arena_, blocks_ * 2 * block_, spec_.hidden);
-    d_encoded_ = of_rows(spec_.hidden);
-    d_weighted_ = of_rows(spec_.hidden);
-    d_normal_ = of_rows(spec_.hidden);
-    d_encoder_in_ = of_rows(spec_.host_features + 2 * spec_.slot_width);
-    d_slots_first_ = of_slots(spec_.slot_width);
-    d_kinds_in_ = of_slots(spec_.slot_features + spec_.kind_width);
+    for (Blocks* x : {&values_hidden_, &seen_, &ops_hidden_, &trunked_, &context_,
+                      &places_hidden_, &base_, &slots_, &encoded_, &normal_, &encoder_in_,
+                      &slots_first_, &kinds_in_})
+      x->gradient = take(arena_, blocks_ * x->rows, x->columns);
+    carried_ = blocks(2 * block_, spec_.hidden);
+    weighted_ = blocks(rows_, spec_.hidden);
+  }
+
+  Blocks blocks(ptrdiff_t rows, int columns) {
+    return {take(arena_, blocks_ * rows, columns), {}, rows, columns};
   }
 
   // --- forward ------------------------------------------------------------------------------------
@@ -175,8 +174,8 @@ class PolicyNetwork {
   void forward(int64_t block) {
     fill(block);
     encode(block);
-    lstm_.forward(of(encoded_, block), call_.steps, of(gates_, block), of_states(cell_, block),
-                  of(shown_, block), of_states(hidden_, block));
+    lstm_.forward(encoded_[block], call_.steps, gates_[block], cell_[block], shown_[block],
+                  hidden_[block]);
     run_lstm(block);
     decide_op(block);
     decide_slot(block);
@@ -186,20 +185,21 @@ class PolicyNetwork {
 
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM.encode.
   void encode(int64_t block) {
-    const Matrix<T> slots_first = of_slots(slots_first_, block), slots = of_slots(slots_, block);
-    slot_first_.forward(of_slots(kinds_in_, block), slot_rows_, slots_first);
-    rectify(slots_first, slot_rows_);
-    slot_second_.forward(slots_first, slot_rows_, slots);
-    rectify(slots, slot_rows_);
+    rectified_layer(slot_first_, kinds_in_, slots_first_, block);
+    rectified_layer(slot_second_, slots_first_, slots_, block);
     pool(block);
-    encoder_.forward(of(encoder_in_, block), rows_, of(normal_, block));
-    norm_.forward(of(normal_, block), rows_, scale_ + block * rows_, of(encoded_, block));
+    encoder_.forward(encoder_in_[block], rows_, normal_[block]);
+    norm_.forward(normal_[block], rows_, scale_ + block * rows_, encoded_[block]);
+  }
+
+  void rectified_layer(const Linear<T>& map, const Blocks& x, const Blocks& y, int64_t block) {
+    map.forward(x[block], x.rows, y[block]);
+    rectify(y[block], y.rows);
   }
 
   // Copies the inputs of a block; rows beyond the last environment are 0.
   void fill(int64_t block) {
-    const Matrix<T> kinds = of_slots(kinds_in_, block), encoder = of(encoder_in_, block);
-    const Matrix<T> seen = of(seen_, block);
+    const Matrix<T> kinds = kinds_in_[block], encoder = encoder_in_[block], seen = seen_[block];
     std::fill_n(kinds.data, slot_rows_ * kinds.stride, T(0));
     std::fill_n(encoder.data, rows_ * encoder.stride, T(0));
     std::fill_n(seen.data, rows_ * seen.stride, T(0));
@@ -225,8 +225,8 @@ class PolicyNetwork {
     });
     for (int e = 0; e < block_; ++e) {
       const int64_t n = block * block_ + e;
-      set_state(of_states(hidden_, block).row(e), n, call_.hidden);
-      set_state(of_states(cell_, block).row(e), n, call_.cell);
+      set_state(hidden_[block].row(e), n, call_.hidden);
+      set_state(cell_[block].row(e), n, call_.cell);
     }
   }
 
@@ -251,7 +251,7 @@ class PolicyNetwork {
 
   // Mean and maximum of the embeddings of existing slots; in the maximum, missing slots count as 0.
   void pool(int64_t block) {
-    const Matrix<T> slots = of_slots(slots_, block), encoder = of(encoder_in_, block);
+    const Matrix<T> slots = slots_[block], encoder = encoder_in_[block];
     each_row(block, [&](ptrdiff_t row, int64_t i) {
       T* mean = encoder.row(row) + spec_.host_features;
       T* most = mean + spec_.slot_width;
@@ -270,28 +270,24 @@ class PolicyNetwork {
 
   // Copies the output of the LSTM for the heads, and its state after the last step.
   void run_lstm(int64_t block) {
-    const Matrix<T> memory = of_states(hidden_, block).from(block_);
+    const Matrix<T> memory = hidden_[block].from(block_);
     for (ptrdiff_t row = 0; row < rows_; ++row) {
-      std::copy_n(memory.row(row), spec_.hidden, of(context_, block).row(row));
-      std::copy_n(memory.row(row), spec_.hidden, of(seen_, block).row(row));
-      std::fill_n(of(context_, block).row(row) + spec_.hidden, spec_.op_width + spec_.slot_width,
-                  T(0));
+      std::copy_n(memory.row(row), spec_.hidden, context_[block].row(row));
+      std::copy_n(memory.row(row), spec_.hidden, seen_[block].row(row));
+      std::fill_n(context_[block].row(row) + spec_.hidden, spec_.op_width + spec_.slot_width, T(0));
     }
     const int64_t first = block * block_;
     for (int64_t n = first; n < std::min(first + block_, call_.environments); ++n) {
       const ptrdiff_t row = rows_ + n - first;
-      std::copy_n(of_states(hidden_, block).row(row), spec_.hidden,
-                  call_.hidden_after + n * spec_.hidden);
-      std::copy_n(of_states(cell_, block).row(row), spec_.hidden,
-                  call_.cell_after + n * spec_.hidden);
+      std::copy_n(hidden_[block].row(row), spec_.hidden, call_.hidden_after + n * spec_.hidden);
+      std::copy_n(cell_[block].row(row), spec_.hidden, call_.cell_after + n * spec_.hidden);
     }
   }
 
   void decide_op(int64_t block) {
-    const Matrix<T> context = of(context_, block), hidden = of(ops_hidden_, block);
-    op_hidden_.forward(context, rows_, hidden);
-    rectify(hidden, rows_);
-    op_out_.forward(hidden, rows_, of(ops_, block));
+    const Matrix<T> context = context_[block];
+    rectified_layer(op_hidden_, context_, ops_hidden_, block);
+    op_out_.forward(ops_hidden_[block], rows_, ops_[block]);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
       decide(op_of(block, row, i), i, 0);
       const T* embedding = parameters_[kOpEmbedding] + action(i, 0) * spec_.op_width;
@@ -301,14 +297,14 @@ class PolicyNetwork {
 
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._slot_logits.
   void decide_slot(int64_t block) {
-    const Matrix<T> context = of(context_, block), slots = of_slots(slots_, block);
-    const Matrix<T> base = of(base_, block), hidden = of_slots(places_hidden_, block);
+    const Matrix<T> context = context_[block], slots = slots_[block];
+    const Matrix<T> base = base_[block], hidden = places_hidden_[block];
     slot_context_.forward(context, rows_, base);
     for (int64_t s = 0; s < call_.slots; ++s)
       std::copy_n(base.data, rows_ * base.stride, hidden.row(s * rows_));
     slot_place_.forward(slots, slot_rows_, hidden, true);
     rectify(hidden, slot_rows_);
-    slot_out_.forward(hidden, slot_rows_, of_slots(places_, block));
+    slot_out_.forward(hidden, slot_rows_, places_[block]);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
       decide(place_of(block, row, i), i, 1);
       std::copy_n(slots.row(action(i, 1) * rows_ + row), spec_.slot_width,
@@ -318,11 +314,9 @@ class PolicyNetwork {
 
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._choices.
   void decide_choices(int64_t block) {
-    const Matrix<T> trunk = of(trunked_, block);
-    trunk_.forward(of(context_, block), rows_, trunk);
-    rectify(trunk, rows_);
+    rectified_layer(trunk_, context_, trunked_, block);
     for (int k = 0; k < spec_.choices; ++k) {
-      choices_[size_t(k)].forward(trunk, rows_, of(chosen_[size_t(k)], block));
+      choices_[size_t(k)].forward(trunked_[block], rows_, chosen_[size_t(k)][block]);
       each_row(block,
                [&](ptrdiff_t row, int64_t i) { decide(choice_of(block, row, i, k), i, 2 + k); });
     }
@@ -346,10 +340,9 @@ class PolicyNetwork {
 
   // Twin of tamiyo.policy.factored_lstm.FactoredLSTM._value.
   void estimate_value(int64_t block) {
-    const Matrix<T> hidden = of(values_hidden_, block), values = of(values_, block);
-    value_hidden_.forward(of(seen_, block), rows_, hidden);
-    rectify(hidden, rows_);
-    value_out_.forward(hidden, rows_, values);
+    const Matrix<T> values = values_[block];
+    rectified_layer(value_hidden_, seen_, values_hidden_, block);
+    value_out_.forward(values_hidden_[block], rows_, values);
     each_row(block, [&](ptrdiff_t row, int64_t i) { call_.value[i] = *values.row(row); });
   }
 
@@ -360,10 +353,10 @@ class PolicyNetwork {
     const auto clear = [](Matrix<T> x, ptrdiff_t row) { std::fill_n(x.row(row), x.stride, T(0)); };
     for (int64_t n = call_.environments; n < (block + 1) * block_; ++n) {
       for (ptrdiff_t row = n - block * block_; row < rows_; row += block_) {
-        clear(of(values_, block), row);
-        clear(of(ops_, block), row);
-        for (const Matrix<T>& logits : chosen_) clear(of(logits, block), row);
-        for (int64_t s = 0; s < call_.slots; ++s) clear(of_slots(places_, block), s * rows_ + row);
+        clear(values_[block], row);
+        clear(ops_[block], row);
+        for (const Blocks& logits : chosen_) clear(logits[block], row);
+        for (int64_t s = 0; s < call_.slots; ++s) clear(places_[block], s * rows_ + row);
       }
     }
     each_row(block, [&](ptrdiff_t row, int64_t i) {
@@ -376,59 +369,55 @@ class PolicyNetwork {
       grade(op_of(block, row, i), 0);
       grade(place_of(block, row, i), 1);
       for (int k = 0; k < spec_.choices; ++k) grade(choice_of(block, row, i, k), 2 + k);
-      *of(values_, block).row(row) = d_value[i];
+      *values_[block].row(row) = d_value[i];
     });
   }
 
   void backward(int64_t block) {
-    const Matrix<T> d_context = of(d_context_, block), d_slots = of_slots(d_slots_, block);
-    through(value_out_, values_hidden_, values_, d_values_hidden_, block);
-    value_hidden_.backward(of(d_values_hidden_, block), rows_, of(d_seen_, block));
-    through(op_out_, ops_hidden_, ops_, d_ops_hidden_, block);
+    const Matrix<T> d_context = context_.d(block), d_slots = slots_.d(block);
+    through(value_out_, values_hidden_, values_[block], block);
+    value_hidden_.backward(values_hidden_.d(block), rows_, seen_.d(block));
+    through(op_out_, ops_hidden_, ops_[block], block);
     choices_back(block);
-    trunk_.backward(of(d_trunked_, block), rows_, d_context);
-    op_hidden_.backward(of(d_ops_hidden_, block), rows_, d_context, true);
+    trunk_.backward(trunked_.d(block), rows_, d_context);
+    op_hidden_.backward(ops_hidden_.d(block), rows_, d_context, true);
     slot_head_back(block);
-    slot_context_.backward(of(d_base_, block), rows_, d_context, true);
+    slot_context_.backward(base_.d(block), rows_, d_context, true);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
       add(d_context.row(row) + context_width_, spec_.slot_width,
           d_slots.row(action(i, 1) * rows_ + row));
     });
     for (ptrdiff_t row = 0; row < rows_; ++row)
-      add(of(d_seen_, block).row(row), spec_.hidden, d_context.row(row));
-    lstm_.backward(d_context, call_.steps, of(gates_, block), of_states(cell_, block),
-                   of(shown_, block), carried_.from(block * 2 * block_), of(d_encoded_, block));
-    rectify_back(of(encoded_, block), of(d_encoded_, block), rows_);
-    norm_.backward(of(normal_, block), scale_ + block * rows_, rows_, of(d_encoded_, block),
-                   of(d_weighted_, block), of(d_normal_, block));
-    encoder_.backward(of(d_normal_, block), rows_, of(d_encoder_in_, block));
+      add(seen_.d(block).row(row), spec_.hidden, d_context.row(row));
+    lstm_.backward(d_context, call_.steps, gates_[block], cell_[block], shown_[block],
+                   carried_[block], encoded_.d(block));
+    rectify_back(encoded_[block], encoded_.d(block), rows_);
+    norm_.backward(normal_[block], scale_ + block * rows_, rows_, encoded_.d(block),
+                   weighted_[block], normal_.d(block));
+    encoder_.backward(normal_.d(block), rows_, encoder_in_.d(block));
     pool_back(block);
-    rectify_back(of_slots(slots_, block), d_slots, slot_rows_);
-    slot_second_.backward(d_slots, slot_rows_, of_slots(d_slots_first_, block));
-    rectify_back(of_slots(slots_first_, block), of_slots(d_slots_first_, block), slot_rows_);
-    slot_first_.backward(of_slots(d_slots_first_, block), slot_rows_,
-                         of_slots(d_kinds_in_, block));
+    rectify_back(slots_[block], d_slots, slot_rows_);
+    through(slot_second_, slots_first_, d_slots, block);
+    slot_first_.backward(slots_first_.d(block), slot_rows_, kinds_in_.d(block));
   }
 
-  // Backward through the last layer of a head and the ReLU before it.
-  void through(const Linear<T>& map, Matrix<T> hidden, Matrix<T> d_out, Matrix<T> d_hidden,
-               int64_t block) {
-    map.backward(of(d_out, block), rows_, of(d_hidden, block));
-    rectify_back(of(hidden, block), of(d_hidden, block), rows_);
+  // Backward through a layer of x, given the gradient of its output, and the ReLU before it.
+  void through(const Linear<T>& map, const Blocks& x, Matrix<T> dy, int64_t block) {
+    map.backward(dy, x.rows, x.d(block));
+    rectify_back(x[block], x.d(block), x.rows);
   }
 
   void choices_back(int64_t block) {
-    const Matrix<T> d_trunk = of(d_trunked_, block);
+    const Matrix<T> d_trunk = trunked_.d(block);
     for (size_t k = 0; k < choices_.size(); ++k)
-      choices_[k].backward(of(chosen_[k], block), rows_, d_trunk, k > 0);
-    rectify_back(of(trunked_, block), d_trunk, rows_);
+      choices_[k].backward(chosen_[k][block], rows_, d_trunk, k > 0);
+    rectify_back(trunked_[block], d_trunk, rows_);
   }
 
   void slot_head_back(int64_t block) {
-    const Matrix<T> d_hidden = of_slots(d_places_hidden_, block), d_base = of(d_base_, block);
-    slot_out_.backward(of_slots(places_, block), slot_rows_, d_hidden);
-    rectify_back(of_slots(places_hidden_, block), d_hidden, slot_rows_);
-    slot_place_.backward(d_hidden, slot_rows_, of_slots(d_slots_, block));
+    const Matrix<T> d_hidden = places_hidden_.d(block), d_base = base_.d(block);
+    through(slot_out_, places_hidden_, places_[block], block);
+    slot_place_.backward(d_hidden, slot_rows_, slots_.d(block));
     std::fill_n(d_base.data, rows_ * d_base.stride, T(0));
     for (int64_t s = 0; s < call_.slots; ++s)
       add(d_hidden.row(s * rows_), rows_ * d_base.stride, d_base.data);
@@ -436,10 +425,10 @@ class PolicyNetwork {
 
   // Embeddings that tie for the maximum share its gradient.
   void pool_back(int64_t block) {
-    const Matrix<T> slots = of_slots(slots_, block), d_slots = of_slots(d_slots_, block);
+    const Matrix<T> slots = slots_[block], d_slots = slots_.d(block);
     each_row(block, [&](ptrdiff_t row, int64_t i) {
-      const T* most = of(encoder_in_, block).row(row) + spec_.host_features + spec_.slot_width;
-      const T* d_mean = of(d_encoder_in_, block).row(row) + spec_.host_features;
+      const T* most = encoder_in_[block].row(row) + spec_.host_features + spec_.slot_width;
+      const T* d_mean = encoder_in_.d(block).row(row) + spec_.host_features;
       const T* d_most = d_mean + spec_.slot_width;
       const T share = T(1) / T(existing(i));
       for (int c = 0; c < spec_.slot_width; ++c) {
@@ -467,36 +456,31 @@ class PolicyNetwork {
   // A task adds the contribution of one block to some gradients; no two tasks write to the same element.
   std::vector<GradientTask> all_gradient_tasks(T* const* gradients) {
     std::vector<GradientTask> all;
-    const auto of_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {
-      all.push_back([=, &map](int64_t block) {
-        map.learn(of(dy, block), of(x, block), rows_, gradients);
-      });
-    };
-    const auto of_slot_rows = [&](const Linear<T>& map, Matrix<T> dy, Matrix<T> x) {
-      all.push_back([=, &map](int64_t block) {
-        map.learn(of_slots(dy, block), of_slots(x, block), slot_rows_, gradients);
+    const auto learn = [&](const Linear<T>& map, Matrix<T> dy, const Blocks& x) {
+      all.push_back([=, &map, &x](int64_t block) {
+        map.learn(dy.from(block * x.rows), x[block], x.rows, gradients);
       });
     };
     for (int map = 0; map < 2 * Lstm<T>::kGates; ++map)
       all.push_back([=](int64_t block) {
-        lstm_.learn(map, of(gates_, block), of(encoded_, block), of_states(hidden_, block),
-                    call_.steps, gradients);
+        lstm_.learn(map, gates_[block], encoded_[block], hidden_[block], call_.steps, gradients);
       });
-    of_rows(trunk_, d_trunked_, context_);
-    of_rows(value_hidden_, d_values_hidden_, seen_);
-    of_rows(op_hidden_, d_ops_hidden_, context_);
-    of_rows(encoder_, d_normal_, encoder_in_);
-    of_rows(slot_context_, d_base_, context_);
-    of_slot_rows(slot_place_, d_places_hidden_, slots_);
-    of_slot_rows(slot_first_, d_slots_first_, kinds_in_);
-    of_slot_rows(slot_second_, d_slots_, slots_first_);
-    of_slot_rows(slot_out_, places_, places_hidden_);
-    of_rows(op_out_, ops_, ops_hidden_);
-    of_rows(value_out_, values_, values_hidden_);
-    for (size_t k = 0; k < choices_.size(); ++k) of_rows(choices_[k], chosen_[k], trunked_);
+    learn(trunk_, trunked_.gradient, context_);
+    learn(value_hidden_, values_hidden_.gradient, seen_);
+    learn(op_hidden_, ops_hidden_.gradient, context_);
+    learn(encoder_, normal_.gradient, encoder_in_);
+    learn(slot_context_, base_.gradient, context_);
+    learn(slot_place_, places_hidden_.gradient, slots_);
+    learn(slot_first_, slots_first_.gradient, kinds_in_);
+    learn(slot_second_, slots_.gradient, slots_first_);
+    learn(slot_out_, places_.values, places_hidden_);
+    learn(op_out_, ops_.values, ops_hidden_);
+    learn(value_out_, values_.values, values_hidden_);
+    for (size_t k = 0; k < choices_.size(); ++k)
+      learn(choices_[k], chosen_[k].values, trunked_);
     all.push_back([=](int64_t block) {
-      add_rows(of(d_weighted_, block), rows_, spec_.hidden, gradients[kNorm]);
-      add_rows(of(d_encoded_, block), rows_, spec_.hidden, gradients[kNormBias]);
+      add_rows(weighted_[block], rows_, spec_.hidden, gradients[kNorm]);
+      add_rows(encoded_.d(block), rows_, spec_.hidden, gradients[kNormBias]);
       learn_embeddings(block, gradients);
     });
     return all;
@@ -504,21 +488,15 @@ class PolicyNetwork {
 
   void learn_embeddings(int64_t block, T* const* gradients) {
     each_row(block, [&](ptrdiff_t row, int64_t i) {
-      add(of(d_context_, block).row(row) + spec_.hidden, spec_.op_width,
+      add(context_.d(block).row(row) + spec_.hidden, spec_.op_width,
           gradients[kOpEmbedding] + action(i, 0) * spec_.op_width);
       for (int64_t s = 0; s < call_.slots; ++s)
-        add(of_slots(d_kinds_in_, block).row(s * rows_ + row) + spec_.slot_features,
+        add(kinds_in_.d(block).row(s * rows_ + row) + spec_.slot_features,
             spec_.kind_width, gradients[kKindEmbedding] + blueprint(i, s) * spec_.kind_width);
     });
   }
 
   // --- indexing ---------------------------------------------------------------------------
-
-  Matrix<T> of(Matrix<T> x, int64_t block) const { return x.from(block * rows_); }
-  Matrix<T> of_slots(Matrix<T> x, int64_t block) const { return x.from(block * slot_rows_); }
-  Matrix<T> of_states(Matrix<T> x, int64_t block) const {
-    return x.from(block * (rows_ + block_));
-  }
 
   // Calls f(row of the block, index into [T, N]) for every existing environment and step.
   template <class Function>
@@ -561,18 +539,18 @@ class PolicyNetwork {
   }
 
   Categorical<T> op_of(int64_t block, ptrdiff_t row, int64_t i) const {
-    return {of(ops_, block).row(row), 1, &legal_ops_[size_t(i * spec_.ops)], spec_.ops};
+    return {ops_[block].row(row), 1, &legal_ops_[size_t(i * spec_.ops)], spec_.ops};
   }
 
   Categorical<T> place_of(int64_t block, ptrdiff_t row, int64_t i) const {
-    const Matrix<T> places = of_slots(places_, block);
+    const Matrix<T> places = places_[block];
     return {places.row(row), rows_ * places.stride, may_of(i, action(i, 0)), int(call_.slots)};
   }
 
   // The first choice head draws a blueprint, which the slot must accept.
   Categorical<T> choice_of(int64_t block, ptrdiff_t row, int64_t i, int k) const {
     const uint8_t* legal = k == 0 ? kinds_of(i, action(i, 1)) : all_legal_.data();
-    return {of(chosen_[size_t(k)], block).row(row), 1, legal, spec_.widths[k]};
+    return {chosen_[size_t(k)][block].row(row), 1, legal, spec_.widths[k]};
   }
 
   PolicySpec spec_;
@@ -590,16 +568,13 @@ class PolicyNetwork {
   LayerNorm<T> norm_;
   Lstm<T> lstm_;
 
-  Matrix<T> kinds_in_, slots_first_, slots_, encoder_in_, normal_, encoded_;
-  Matrix<T> gates_, shown_, cell_, hidden_, context_, seen_;
-  Matrix<T> ops_hidden_, ops_, base_, places_hidden_, places_, trunked_, values_hidden_, values_;
-  std::vector<Matrix<T>> chosen_;
+  Blocks kinds_in_, slots_first_, slots_, encoder_in_, normal_, encoded_;
+  Blocks gates_, shown_, cell_, hidden_, context_, seen_;
+  Blocks ops_hidden_, ops_, base_, places_hidden_, places_, trunked_, values_hidden_, values_;
+  std::vector<Blocks> chosen_;
+  Blocks carried_, weighted_;  // see Lstm and LayerNorm
   T* scale_ = nullptr;
   std::vector<uint8_t> legal_ops_, all_legal_;
-
-  Matrix<T> d_values_hidden_, d_seen_, d_ops_hidden_, d_trunked_, d_context_, d_places_hidden_;
-  Matrix<T> d_base_, d_slots_, carried_, d_encoded_, d_weighted_, d_normal_, d_encoder_in_;
-  Matrix<T> d_slots_first_, d_kinds_in_;
 };
 
 }  // namespace esper::policy
