@@ -31,7 +31,7 @@ IRREGULAR = (
 VAGUE = "few here many other others own owned place places rest same such there thing things whole"
 """Words that stand in for the noun of a quantity."""
 
-NOUNS = "bed embed feed feeds need red seed speed"
+NOUNS = "bed bound embed feed feeds need red seed speed"
 """Nouns and verbs that end in ``ed``."""
 
 FIELD_TERMS = (
@@ -84,7 +84,7 @@ def functions(folder: Path) -> Functions:
                 name = f"{file}:{node.name}"
                 sizes.lengths[name] = node.end_lineno - node.lineno + 1 if node.end_lineno else 1
                 every = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-                sizes.parameters[name] = sum(x.arg not in ("self", "cls") for x in every)
+                sizes.parameters[name] = sum(x.arg not in ("self", "cls", "ctx") for x in every)
     return sizes
 
 

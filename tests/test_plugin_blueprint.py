@@ -89,6 +89,7 @@ def test_it_grows_a_module_and_is_loaded_again_with_esper_and_without(
     plugin: str, tmp_path: Path
 ) -> None:
     plugins.load(plugin)
+    torch.manual_seed(0)
     model = ResidualNet(dropout=0.0)
     result = esper.grow(
         model, loader(*images(48)), loader(*images(32, 1)), policy="rule", epochs=16, price=0.0

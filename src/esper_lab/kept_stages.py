@@ -106,8 +106,9 @@ def description(value: Any) -> object:
     the constants count as well.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return (type(value).__qualname__, description(parts))
+        kind = type(value).__qualname__
+        names = {field.name: FORMER_FIELDS.get((kind, field.name)) for field in fields(value)}
+        return (kind, description({old or new: getattr(value, new) for new, old in names.items()}))
     if isinstance(value, partial):
         return ("partial", description((value.func, value.args, value.keywords)))
     if isinstance(value, dict):
@@ -132,7 +133,8 @@ FORMER_MODULES = {
     "esper_lab.mnist1d": "esper.runtime.mnist1d",
     "esper_lab.shifts": "esper.runtime.shifts",
 }
-"""Former names of modules, by which the keys of kept stages and shipped controls know them."""
+FORMER_FIELDS = {("Task", "price"): "rent"}
+"""Former names, by which the keys of kept stages and shipped controls know modules and fields."""
 
 
 def _name(value: Any) -> str:

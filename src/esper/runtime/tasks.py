@@ -71,6 +71,9 @@ def _host(*channels: int, classes: int = 10) -> CnnHost:
 _SMALL = _host(4, 8)
 
 
+_COSINE: dict[str, Any] = dict(learning_rate=5e-2, decay="cosine")
+
+
 def _digits(**settings: Any) -> DrawnSplit:
     return DrawnSplit(partial(digits, **settings))
 
@@ -79,15 +82,15 @@ def _add_digits(
     name: str, summary: str, host: Host = _SMALL, recipe: dict[str, Any] | None = None, **data: Any
 ) -> None:
     """A task on digits; its recipe is that of the benchmark recipes, unless it names another."""
-    recipe = {"learning_rate": 5e-2, "decay": "cosine", **(recipe or {})}
-    _add(name, summary, host, _digits(**data), **recipe)
+    _add(name, summary, host, _digits(**data), **_COSINE | (recipe or {}))
 
 
 def _shift_summary(pixels: int, noise: float) -> str:
     return f"digits shifted by up to {pixels} pixel{'s' * (pixels > 1)}, noise {noise}"
 
 
-_FAST, _CONSTANT = {"learning_rate": 1e-1}, {"decay": "constant"}
+_FAST: dict[str, Any] = dict(learning_rate=1e-1)
+_CONSTANT: dict[str, Any] = dict(decay="constant")
 # The host is too small for digits at any of these shifts, so growing pays.
 _add_digits("digits_shift", _shift_summary(2, 0.1), shift=2, noise=0.1)
 # The host is large enough and learns fast, so no seed is worth its price.

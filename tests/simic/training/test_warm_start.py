@@ -103,7 +103,7 @@ def refused(place: Path, **settings: Any) -> str:
 def test_a_boxed_policy_that_observes_an_unknown_feature_is_refused(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(features, "HOST_FEATURES", features.HOST_FEATURES[1:])
+    monkeypatch.setattr(features, "HOST_FEATURES", ("unheard_of", *features.HOST_FEATURES[1:]))
     own = {"initial_policy": "keep-or-move", "lstm_hidden": 64}
     assert refused(tmp_path, **own) == (
         "initial_policy: the checkpoint's policy observes progress, which this version does not "
