@@ -116,9 +116,9 @@ class WatchedActor:
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``."""
-        chosen, masks = self.actor.act(observation, step), observation.masks
+        choice, masks = self.actor.act(observation, step), observation.masks
         ops = None
         if isinstance(self.actor, PolicyActor) and self._ops is not None:
             ops = partial(self._ops, self.actor.hidden, masks)
-        self.last = Decision(masks, *chosen, ops)
-        return chosen
+        self.last = Decision(masks, *choice, ops)
+        return choice

@@ -29,8 +29,8 @@ from esper.simic.training.actor_specs import (
     ActorSpec,
     Data,
     actor_specs,
+    concatenation,
     data_from_files,
-    joined,
     joined_rollout,
     with_data,
 )
@@ -92,8 +92,8 @@ class GrowthShard:
         self.policy.amp_dtype = policy_dtype(config, CPU)
         parts = self.policy, GrowthMoments(CPU, spec.features), config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
-        self.placed = PlacedActor(*parts, *rows) if spec.synchronous else None
-        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*parts)
+        self.placement = PlacedActor(*parts, *rows) if spec.synchronous else None
+        self.actor: PolicyActor[Observation] = self.placement or PolicyActor(*parts)
 
     def describe(self) -> dict[str, Any]:
         """See ``Shard.describe``: the backend and the precision in use."""
@@ -130,11 +130,11 @@ class GrowthShard:
         probabilities = []
         for t, state in enumerate(hidden):
             legal = ActionMasks(masks.slots[t], masks.kinds[t])
-            if self.placed is not None:
-                state = tuple(self.placed.spread(x, 1) for x in state)
-                legal = ActionMasks(*map(self.placed.spread, (legal.slots, legal.kinds)))
+            if self.placement is not None:
+                state = tuple(self.placement.spread(x, 1) for x in state)
+                legal = ActionMasks(*map(self.placement.spread, (legal.slots, legal.kinds)))
             ops = compute(state, legal)
-            probabilities.append(ops if self.placed is None else self.placed.picked(ops))
+            probabilities.append(ops if self.placement is None else self.placement.part(ops))
         return probabilities
 
 
@@ -211,23 +211,25 @@ class RemoteGrowthTrainee(GrowthRounds):
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
         telemetry: StepTelemetry = merge([one["telemetry"] for one in contents], rows)
-        last = {n: joined([one["after"][n] for one in contents], 0) for n in contents[0]["after"]}
+        last = {
+            n: concatenation([one["after"][n] for one in contents], 0) for n in contents[0]["after"]
+        }
         decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)
-        observed = rollout.observation.tensors()
+        observations = rollout.observation.tensors()
         for t in range(self.steps):
             decision.last = _decision(rollout, telemetry.ops[:, t], t)
             now: StepTelemetry = unstacked(telemetry, t, self.steps)
             done = t + 1 == self.steps
-            following = last if done else {n: x[t + 1] for n, x in observed.items()}
+            following = last if done else {n: x[t + 1] for n, x in observations.items()}
             step = Step(Observation.from_tensors(following), now.reward, done, now.report)
             self.recorder.step(t, rollout.actions[t], step)
             on_step(step)
             if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
                 hub.flush()
-        learned = joined_rollout(Observation, states, self.agent.device)
-        learned.lag = mean_lag(deliveries, number, self.actors.lag)
-        return learned
+        result = joined_rollout(Observation, states, self.agent.device)
+        result.lag = mean_lag(deliveries, number, self.actors.lag)
+        return result
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """See ``Trainee.parts``. Every round has new hosts, and actors keep nothing."""
