@@ -107,8 +107,8 @@ class VTraceEstimator:
         discount: gamma.
         trace_decay: lambda.
         rho_clip, c_clip: see ``vtrace``.
-        correction: whether to correct the lag. If false, every importance ratio is taken to be 1, as
-            in the control "No-correction" of Espeholt et al. (2018).
+        correction: whether to correct the lag. If false, every importance ratio is taken to be 1,
+            as in the control "No-correction" of Espeholt et al. (2018).
     """
 
     discount: float

@@ -39,21 +39,21 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {code: signal.getsignal(code) for code in (signal.SIGINT, signal.SIGTERM)}
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
 
         def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for code, handler in before.items():
+                signal.signal(code, handler)
 
         def note(number: int, frame: FrameType | None) -> None:
             self.number = number
-            for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else handler)
+            for code, handler in before.items():
+                signal.signal(code, signal.SIG_IGN if code == signal.SIGHUP else handler)
 
-        for number in before:
-            signal.signal(number, note)
+        for code in before:
+            signal.signal(code, note)
         try:
             yield
         finally:
