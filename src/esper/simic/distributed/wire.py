@@ -42,7 +42,7 @@ def size_of(value: Any) -> int:
     return 0
 
 
-def stacked(values: list[Any]) -> Any:
+def stack(values: list[Any]) -> Any:
     """One value of the type of ``values``, whose tensors are theirs stacked along axis 1.
 
     A part that is None at first and known in the last steps has only those along axis 1; one that
@@ -59,18 +59,18 @@ def stacked(values: list[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.stack(items, 1)
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {f.name: stacked([getattr(v, f.name) for v in items]) for f in fields(first)}
+        parts = {f.name: stack([getattr(v, f.name) for v in items]) for f in fields(first)}
         return type(first)(**parts)
     return items[-1]
 
 
-def unstacked(value: Any, step: int, steps: int) -> Any:
+def element(value: Any, step: int, steps: int) -> Any:
     """The value of ``step``, from 0, of the ``steps`` values from which ``value`` was stacked."""
     if isinstance(value, Tensor):
         index = step - (steps - value.shape[1])
         return value[:, index] if index >= 0 else None
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: unstacked(getattr(value, f.name), step, steps) for f in fields(value)}
+        parts = {f.name: element(getattr(value, f.name), step, steps) for f in fields(value)}
         # A part that is not known yet has no tensor at all.
         return type(value)(**parts) if any(x is not None for x in parts.values()) else None
     return value

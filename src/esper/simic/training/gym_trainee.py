@@ -92,8 +92,8 @@ class GymRounds(ABC):
         """See ``Trainee``."""
         return Precision(self.agent.device.type)
 
-    def started(self, time: float, done: int) -> TrainingStarted:
-        """See ``Trainee.started``."""
+    def start_event(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.start_event``."""
         name = self.config.gymnasium.gym
         assert name is not None
         return TrainingStarted(
@@ -178,7 +178,7 @@ class GymTrainee(GymRounds):
         for path in config.world.plugin:
             plugins.load(path)
         self.environments = made_environments(config, 0, config.world.envs)
-        self.config = resolved(config)
+        self.config = complete_config(config)
         self.agent = build_gym_agent(self.config, shape_of(self.environments), device)
         self.environments.reset()
         self.agent.actor.begin(self.environments.identities.to(device), 0)
@@ -249,7 +249,7 @@ def shape_of(environments: GymEnvironments) -> Shape:
     return Shape(features.width, environments.actions.options, features.measured)
 
 
-def resolved(config: TrainConfig) -> TrainConfig:
+def complete_config(config: TrainConfig) -> TrainConfig:
     """The settings, completed with the values that depend on the machine."""
     threads = config.machine.threads or 1
     settings = {"plugin": plugin_paths(config), "threads": threads, **config.algorithm.resolved()}

@@ -133,8 +133,8 @@ class Recorder:
         self, actions: Tensor, reward: Tensor, report: StepReport, decision: Decision | None
     ) -> list[Tensor]:
         """What is recorded of the decisions of a step and of the step, on the device."""
-        step = StepRecord.stacked(self.environment.environments, actions, reward, report)
-        return step if decision is None else [*decision.stacked(), *step]
+        step = StepRecord.stack(self.environment.environments, actions, reward, report)
+        return step if decision is None else [*decision.stack(), *step]
 
     def _records(
         self, now: float, t: int, heads: int | None, parts: list[Tensor]

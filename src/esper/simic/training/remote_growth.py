@@ -16,7 +16,7 @@ from esper.simic.actor import PolicyActor, load_snapshot, snapshot
 from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
-from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstacked
+from esper.simic.distributed.wire import as_arrays, as_tensors, element, stack
 from esper.simic.growth.collect import collect
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.growth.layout import GrowthLayout
@@ -40,10 +40,10 @@ from esper.simic.training.recorder import Recorder
 from esper.simic.training.setup import (
     build_agent,
     build_environment,
+    complete_config,
     growth_config,
     policy_dtype,
     resolve_tasks,
-    resolved,
 )
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.warm_start import initial_checkpoint
@@ -119,7 +119,7 @@ class GrowthShard:
         telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(steps)]
         result = {
             "rollout": rollout.state(),
-            "telemetry": stacked(telemetry),
+            "telemetry": stack(telemetry),
             "after": steps[-1].observation.tensors(),
         }
         return as_arrays(result), None
@@ -175,7 +175,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         self._check, lag = check, actors.lag
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
         cuts = [int(part.sum()) for part in groups.tensor_split(actors.count)]
-        complete = resolved(config, self.layout, config.machine.backend)
+        complete = complete_config(config, self.layout, config.machine.backend)
         specs = actor_specs(complete, cuts, lag == 0, features)
         data = data_from_files(config, tasks)
         self.cluster = Cluster(actors.address, actors.count)
@@ -190,7 +190,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         names = {name for one in descriptions for name in one["backend"].split(" and ")}
         self.backend_name = " and ".join(sorted(names))
         self.precision = descriptions[0]["precision"]
-        self.config = resolved(config, self.layout, self.backend_name)
+        self.config = complete_config(config, self.layout, self.backend_name)
         self.agent = build_agent(self.config, device, initial, features)
         if self.precision.reason:
             notice(f"warning: use_amp: {self.precision.reason}; running in float32")
@@ -219,7 +219,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         observations = rollout.observation.tensors()
         for t in range(self.steps):
             decision.last = _decision(rollout, telemetry.ops[:, t], t)
-            now: StepTelemetry = unstacked(telemetry, t, self.steps)
+            now: StepTelemetry = element(telemetry, t, self.steps)
             done = t + 1 == self.steps
             following = last if done else {n: x[t + 1] for n, x in observations.items()}
             step = Step(Observation.from_tensors(following), now.reward, done, now.report)

@@ -24,8 +24,8 @@ from esper.simic.training.actor_specs import ActorSpec, actor_specs, concatenati
 from esper.simic.training.gym_trainee import (
     GymRounds,
     build_gym_agent,
+    complete_config,
     made_environments,
-    resolved,
     shape_of,
 )
 from esper.simic.training.trainee import AnyStep
@@ -109,7 +109,7 @@ class RemoteGymTrainee(GymRounds):
         one = made_environments(config, 0, 1)
         shape = shape_of(one)
         one.close()
-        self.config = resolved(config)
+        self.config = complete_config(config)
         self.agent = build_gym_agent(self.config, shape, device)
         self._check, lag, rounds = check, actors.lag, config.world.rounds
         self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]

@@ -27,13 +27,13 @@ class ReplayResult:
 
     Attributes:
         round: number of the round whose update was refused.
-        recorded: name of the first tensor that was not finite in the run.
-        found: name of the first tensor that is not finite in the replay, None if all are finite.
+        run_tensor: name of the first tensor that was not finite in the run.
+        replay_tensor: the same of the replay, None if all are finite there.
     """
 
     round: int
-    recorded: str
-    found: str | None
+    run_tensor: str
+    replay_tensor: str | None
 
 
 def write_refusal(

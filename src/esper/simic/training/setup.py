@@ -314,7 +314,7 @@ def plugin_paths(config: TrainConfig) -> list[str]:
     return [absolute_path(path) for path in config.world.plugin]
 
 
-def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
+def complete_config(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
     """The settings, completed with the values that depend on the task or the machine.
 
     ``backend`` is that of the hosts, see ``GrowthEnv.backend_name``.

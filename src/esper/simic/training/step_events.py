@@ -44,7 +44,7 @@ CONTRIBUTION_STRIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The recorded tensors of one step, in CPU memory; see ``stacked``.
+    """The recorded tensors of one step, in CPU memory; see ``stack``.
 
     Attributes:
         time: seconds since 1970.
@@ -70,7 +70,7 @@ class StepRecord:
     signals: Tensor
 
     @staticmethod
-    def stacked(
+    def stack(
         identities: Tensor, actions: Tensor, reward: Tensor, report: StepReport
     ) -> list[Tensor]:
         """The recorded tensors on the device of the step, in the order of the fields."""
