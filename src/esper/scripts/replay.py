@@ -22,6 +22,8 @@ class ReplayArguments:
 def replay(arguments: list[str]) -> int:
     """Repeat a refused update to find its first non-finite tensor."""
     outcome = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
-    now = outcome.found or "every number is finite"
-    print(f"round {outcome.round}: first tensor that is not finite: {outcome.recorded}; now: {now}")
-    return 0 if outcome.found == outcome.recorded else 1
+    now = outcome.replay_tensor or "every number is finite"
+    print(
+        f"round {outcome.round}: first tensor that is not finite: {outcome.run_tensor}; now: {now}"
+    )
+    return 0 if outcome.replay_tensor == outcome.run_tensor else 1

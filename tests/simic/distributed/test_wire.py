@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.leyline.errors import UsageError
 from esper.simic.distributed.cluster import check_address
 from esper.simic.distributed.placed_actor import PlacedActor
-from esper.simic.distributed.wire import as_arrays, as_tensors, size_of, stacked, unstacked
+from esper.simic.distributed.wire import as_arrays, as_tensors, element, size_of, stack
 from esper.simic.gym.collect import collect
 from scripted_gym import agent_for, scripted
 
@@ -50,9 +50,9 @@ def reports(steps: int) -> list[Outer]:
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_steps_that_are_stacked_come_apart_in_the_same_bits(steps: int) -> None:
     before = reports(steps)
-    together = as_tensors(as_arrays(stacked(before)))
+    together = as_tensors(as_arrays(stack(before)))
     assert together.reward.shape == (3, steps)
-    after = [unstacked(together, t, steps) for t in range(steps)]
+    after = [element(together, t, steps) for t in range(steps)]
     for one, other in zip(before, after, strict=True):
         assert torch.equal(one.reward, other.reward)
         assert one.reward.dtype == other.reward.dtype

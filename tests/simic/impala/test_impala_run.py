@@ -208,11 +208,11 @@ def test_a_refused_update_is_replayed_with_its_algorithm(tmp_path: Path, monkeyp
     (refused,) = read_events(run, UpdateRefused)
     assert (refused.round, refused.tensor) == (3, "reward")
     found = replay(run / refused.file)
-    assert (found.recorded, found.found) == ("reward", "reward")
+    assert (found.run_tensor, found.replay_tensor) == ("reward", "reward")
     content = torch.load(run / refused.file, weights_only=True)
     content["rollout"]["rewards"][4, 1] = 0.0
     torch.save(content, run / refused.file)
-    assert replay(run / refused.file).found is None
+    assert replay(run / refused.file).replay_tensor is None
 
 
 def test_a_policy_grows_with_its_newest_weights(tmp_path: Path) -> None:

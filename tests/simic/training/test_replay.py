@@ -53,10 +53,10 @@ def gradient_that_overflows(agent, rollout) -> None:
 def test_a_replay_finds_the_same_tensor(tmp_path, spoil, tensor, capsys) -> None:
     path, _ = refused(tmp_path, spoil)
     seen = replay(path)
-    assert seen.recorded.startswith(tensor)
-    assert seen.found == seen.recorded
+    assert seen.run_tensor.startswith(tensor)
+    assert seen.replay_tensor == seen.run_tensor
     assert run_guarded(esper, ["replay", str(path)]) == 0
-    assert seen.recorded in capsys.readouterr().out
+    assert seen.run_tensor in capsys.readouterr().out
 
 
 def test_a_replay_without_the_fault_reports_none(tmp_path, capsys) -> None:
@@ -64,7 +64,7 @@ def test_a_replay_without_the_fault_reports_none(tmp_path, capsys) -> None:
     content = torch.load(path, weights_only=True)
     content["rollout"]["rewards"][2, 3] = 0.0
     torch.save(content, path)
-    assert replay(path).found is None
+    assert replay(path).replay_tensor is None
     assert run_guarded(esper, ["replay", str(path)]) == 1
     assert "every number is finite" in capsys.readouterr().out
 

@@ -91,12 +91,12 @@ class ImpalaConfig(AlgorithmConfig):
         from esper.simic.impala.estimator import VTraceEstimator
         from esper.simic.impala.lagged_actor import LaggedActor
 
-        corrected = self.correction == "vtrace"
+        with_vtrace = self.correction == "vtrace"
         decay = learner.discount, learner.trace_decay
         # The weights of actors elsewhere are behind by themselves.
         lag = 0 if self.actors else self.lag_in_effect
         return {
-            "estimator": VTraceEstimator(*decay, self.rho_clip, self.c_clip, corrected),
+            "estimator": VTraceEstimator(*decay, self.rho_clip, self.c_clip, with_vtrace),
             "older": partial(LaggedActor, lag=lag) if lag else None,
         }
 

@@ -91,7 +91,7 @@ class Cluster:
 
     Attributes:
         ray: the module.
-        places: host and port of the head node, and of ray's process on this machine.
+        endpoints: host and port of the head node, and of ray's process on this machine.
 
     Raises:
         UsageError: ray is not installed, or there is no cluster at the address.
@@ -99,18 +99,18 @@ class Cluster:
 
     def __init__(self, address: str | None, actors: int):
         self.ray = load_ray()
-        self._owned = not self.ray.is_initialized()
-        if self._owned:
+        self._is_owner = not self.ray.is_initialized()
+        if self._is_owner:
             self._connect(address, actors)
         host, _, port = self.ray.get_runtime_context().gcs_address.rpartition(":")
-        self.places = {"the head node": (host.strip("[]"), int(port))}
-        own = self.ray.get_runtime_context().get_node_id()
+        self.endpoints = {"the head node": (host.strip("[]"), int(port))}
+        number = self.ray.get_runtime_context().get_node_id()
         for node in self.ray.nodes():
-            if node["NodeID"] == own:
-                place = node["NodeManagerAddress"], node["NodeManagerPort"]
-                self.places["ray on this machine"] = place
-        self._seen = dict.fromkeys(self.places, time.monotonic())
-        if self._owned:
+            if node["NodeID"] == number:
+                endpoint = node["NodeManagerAddress"], node["NodeManagerPort"]
+                self.endpoints["ray on this machine"] = endpoint
+        self._contacts = dict.fromkeys(self.endpoints, time.monotonic())
+        if self._is_owner:
             what = "started a cluster on this machine" if address is None else f"joined {address}"
             notice(f"ray {self.ray.__version__}: {what}, for {actors} actors")
 
@@ -152,18 +152,18 @@ class Cluster:
             ActorsLost: one of them has not for ``HEAD_SECONDS``.
         """
         now, all_there = time.monotonic(), True
-        for name, (host, port) in self.places.items():
+        for name, (host, port) in self.endpoints.items():
             if reachable(host, port, seconds=2.0):
-                self._seen[name] = now
+                self._contacts[name] = now
                 continue
-            all_there, missing = False, now - self._seen[name]
+            all_there, missing = False, now - self._contacts[name]
             if missing > HEAD_SECONDS:
                 raise ActorsLost(f"{name}, {host}:{port}, has been unreachable for {missing:.0f} s")
         return all_there
 
     def close(self) -> None:
         """Leave the cluster; a local one ends."""
-        if self._owned:
+        if self._is_owner:
             self.ray.shutdown()
 
 
@@ -193,7 +193,7 @@ def _silent_stderr() -> Iterator[None]:
     Ray's compiled part writes there that it follows the environment variable that silences it.
     """
     sys.stderr.flush()
-    own = os.dup(2)
+    stderr = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -201,8 +201,8 @@ def _silent_stderr() -> Iterator[None]:
         yield
     finally:
         sys.stderr.flush()
-        os.dup2(own, 2)
-        os.close(own)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def check_address(address: str) -> None:

@@ -33,17 +33,17 @@ class PlacedActor(PolicyActor[ObservationT], Generic[ObservationT]):
         total: int,
     ):
         super().__init__(policy, moments, seed, device)
-        self._own = slice(begin, end)
+        self._rows = slice(begin, end)
         self._source = torch.zeros(total, dtype=torch.int64, device=device)
-        self._source[self._own] = torch.arange(end - begin, device=device)
+        self._source[self._rows] = torch.arange(end - begin, device=device)
 
     def spread(self, x: Tensor, dim: int = 0) -> Tensor:
         """``x`` with its rows, along ``dim``, at their places among ``total``."""
         return x.index_select(dim, self._source)
 
-    def picked(self, x: Tensor, dim: int = 0) -> Tensor:
+    def part(self, x: Tensor, dim: int = 0) -> Tensor:
         """The inverse of ``spread``."""
-        return x.narrow(dim, self._own.start, self._own.stop - self._own.start)
+        return x.narrow(dim, self._rows.start, self._rows.stop - self._rows.start)
 
     def _act(
         self, observation: ObservationT, hidden: RecurrentState, noise: Tensor | None
@@ -54,5 +54,5 @@ class PlacedActor(PolicyActor[ObservationT], Generic[ObservationT]):
             tuple(self.spread(state, 1) for state in hidden),
             None if noise is None else self.spread(noise),
         )
-        own = (self.picked(x) for x in (actions, log_prob, value))
-        return (*own, tuple(self.picked(state, 1).contiguous() for state in after))  # type: ignore[return-value]
+        outputs = (self.part(x) for x in (actions, log_prob, value))
+        return (*outputs, tuple(self.part(state, 1).contiguous() for state in after))  # type: ignore[return-value]

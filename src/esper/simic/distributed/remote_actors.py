@@ -105,13 +105,15 @@ class ShardProcess:
 
     def describe(self) -> Any:
         """See ``Shard.describe``."""
-        return self._built().describe()
+        return self._get_shard().describe()
 
     def collect(self, number: int, version: int, weights: dict[str, Any], before: Any) -> Delivery:
         """See ``Shard.collect``."""
-        return Delivery(version, *self._built().collect(number, weights, before), self.process())
+        return Delivery(
+            version, *self._get_shard().collect(number, weights, before), self.process()
+        )
 
-    def _built(self) -> Shard:
+    def _get_shard(self) -> Shard:
         # The setting belongs to the thread, and ray may call from several.
         torch.set_num_threads(1)
         self._shard = self._shard or self._make(self._spec, self._shared)
@@ -128,7 +130,7 @@ class _Remote:
         next: number of the rollout that it is given next.
         after: state of its environments after its last rollout.
         call: the rollout in progress.
-        delivered: rollouts that no round has taken yet, oldest first.
+        deliveries: rollouts that no round has taken yet, oldest first.
         pending_ping: the unanswered ping, and since when it is unanswered.
     """
 
@@ -137,7 +139,7 @@ class _Remote:
     next: int = 1
     after: Any = None
     call: Any = None
-    delivered: deque[Delivery] = field(default_factory=deque)
+    deliveries: deque[Delivery] = field(default_factory=deque)
     pending_ping: tuple[Any, float] | None = None
 
 
@@ -186,16 +188,16 @@ class RemoteActors:
         self._shared = self.ray.put(shared)
         handles = [remote.remote(make, spec, self._shared) for spec in specs]
         try:
-            processes = self._started(handles)
+            processes = self._processes(handles)
             self._actors = [_Remote(*pair) for pair in zip(handles, processes, strict=True)]
-            self.descriptions = self._described()
+            self.descriptions = self._descriptions()
         except BaseException as error:
             for handle in handles:
                 self.ray.kill(handle)
             if isinstance(error, ActorsLost):
                 raise UsageError(f"actors: {error}") from error
             raise
-        self._announced = False
+        self._has_announced = False
 
     def begin(self, number: int, states: Sequence[Any]) -> None:
         """Begin with rollout ``number``, of environments in the given states."""
@@ -220,11 +222,11 @@ class RemoteActors:
         while not self.cluster.check():
             check()
             time.sleep(POLL_SECONDS)
-        version, stored = number - 1, self.ray.put(weights)
+        version, reference = number - 1, self.ray.put(weights)
         while True:
             for actor in self._actors:
-                self._dispatch(actor, version, stored)
-            if all(actor.delivered for actor in self._actors):
+                self._dispatch(actor, version, reference)
+            if all(actor.deliveries for actor in self._actors):
                 break
             calls = {actor.call: actor for actor in self._actors if actor.call is not None}
             # Without fetching: if ray's process here died during a fetch, this one would end too.
@@ -238,12 +240,12 @@ class RemoteActors:
                 time.sleep(POLL_SECONDS)
                 continue
             for call in ready:
-                self._receive(calls[call], version, stored)
-        found = [actor.delivered.popleft() for actor in self._actors]
-        if not self._announced:
-            self._announced = True
-            self._announce(found, size_of(weights))
-        return found
+                self._receive(calls[call], version, reference)
+        deliveries = [actor.deliveries.popleft() for actor in self._actors]
+        if not self._has_announced:
+            self._has_announced = True
+            self._announce(deliveries, size_of(weights))
+        return deliveries
 
     def close(self) -> None:
         """End the actors."""
@@ -291,15 +293,17 @@ class RemoteActors:
             )
         actor.process, actor.after, actor.call = delivery.process, delivery.after, None
         actor.pending_ping = None
-        actor.delivered.append(delivery)
+        actor.deliveries.append(delivery)
 
     def _name(self, actor: _Remote) -> str:
-        index = next(i for i, other in enumerate(self._actors) if other is actor)
+        index = next(i for i, candidate in enumerate(self._actors) if candidate is actor)
         return f"actor {index + 1} of {len(self._actors)}"
 
-    def _announce(self, found: list[Delivery], weights: int) -> None:
+    def _announce(self, deliveries: list[Delivery], weights: int) -> None:
         """Print what a round transports."""
-        rollouts = sum(size_of(delivery.rollout) + size_of(delivery.after) for delivery in found)
+        rollouts = sum(
+            size_of(delivery.rollout) + size_of(delivery.after) for delivery in deliveries
+        )
         notice(
             f"ray: the rollout of an environment has {rollouts // self._environments:,} bytes, "
             f"and the weights after an update have {weights:,} bytes"
@@ -332,7 +336,7 @@ class RemoteActors:
 
     # --- the start ----------------------------------------------------------------------------
 
-    def _started(self, handles: list[Any]) -> list[ActorProcess]:
+    def _processes(self, handles: list[Any]) -> list[ActorProcess]:
         """The processes of the actors, once all have started."""
         pings = [self._ping(handle) for handle in handles]
         begin = time.monotonic()
@@ -341,13 +345,13 @@ class RemoteActors:
             ready, _ = self.ray.wait(
                 pings, num_returns=len(pings), timeout=POLL_SECONDS, fetch_local=False
             )
-            waited = time.monotonic() - begin
+            duration = time.monotonic() - begin
             # In this order: without the head node, ray would wait to be told of the CPUs.
-            if waited < START_SECONDS or not self.cluster.check() or len(ready) == len(pings):
+            if duration < START_SECONDS or not self.cluster.check() or len(ready) == len(pings):
                 continue
             cpus = self.ray.cluster_resources().get("CPU", 0.0)
             limit = START_SECONDS if cpus < len(pings) else PROCESS_SECONDS
-            if waited > limit:
+            if duration > limit:
                 raise UsageError(
                     f"actors: {len(ready)} of {len(pings)} started within {limit:.0f} s; each "
                     f"takes a CPU, and the cluster has {cpus:.0f}; take fewer actors"
@@ -361,7 +365,7 @@ class RemoteActors:
                 "every machine of the cluster"
             ) from error
 
-    def _described(self) -> list[Any]:
+    def _descriptions(self) -> list[Any]:
         """Build the shards; raises what an actor raised."""
         waiting = [actor.handle.describe.remote() for actor in self._actors]
         for actor, call in zip(self._actors, waiting, strict=True):

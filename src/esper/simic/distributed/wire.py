@@ -16,17 +16,17 @@ def as_arrays(value: Any) -> Any:
         value: tensors on any device, other values, and dictionaries, tuples, lists and dataclasses
             of such.
     """
-    return _mapped(value, lambda x: x.detach().cpu().numpy().copy(), Tensor)
+    return _map(value, lambda x: x.detach().cpu().numpy().copy(), Tensor)
 
 
 def as_tensors(value: Any) -> Any:
     """The inverse of ``as_arrays``, on the CPU. Copies: what ray delivers is read-only."""
-    return _mapped(value, lambda x: torch.from_numpy(x.copy()), np.ndarray)
+    return _map(value, lambda x: torch.from_numpy(x.copy()), np.ndarray)
 
 
 def on_device(value: Any, device: torch.device) -> Any:
     """``value`` with every tensor on ``device``."""
-    return _mapped(value, lambda x: x.to(device), Tensor)
+    return _map(value, lambda x: x.to(device), Tensor)
 
 
 def size_of(value: Any) -> int:
@@ -42,7 +42,7 @@ def size_of(value: Any) -> int:
     return 0
 
 
-def stacked(values: list[Any]) -> Any:
+def stack(values: list[Any]) -> Any:
     """One value of the type of ``values``, whose tensors are theirs stacked along axis 1.
 
     A part that is None at first and known in the last steps has only those along axis 1; one that
@@ -51,44 +51,44 @@ def stacked(values: list[Any]) -> Any:
     Args:
         values: a dataclass of tensors ``[N, ...]`` and such dataclasses for each step.
     """
-    known = [value for value in values if value is not None]
-    if not known:
+    items = [value for value in values if value is not None]
+    if not items:
         return None
-    assert all(value is not None for value in values[-len(known) :]), "known only for a while"
-    first = known[0]
+    assert all(value is not None for value in values[-len(items) :]), "known only for a while"
+    first = items[0]
     if isinstance(first, Tensor):
-        return torch.stack(known, 1)
+        return torch.stack(items, 1)
     if is_dataclass(first) and not isinstance(first, type):
-        parts = {f.name: stacked([getattr(v, f.name) for v in known]) for f in fields(first)}
+        parts = {f.name: stack([getattr(v, f.name) for v in items]) for f in fields(first)}
         return type(first)(**parts)
-    return known[-1]
+    return items[-1]
 
 
-def unstacked(value: Any, step: int, steps: int) -> Any:
+def element(value: Any, step: int, steps: int) -> Any:
     """The value of ``step``, from 0, of the ``steps`` values from which ``value`` was stacked."""
     if isinstance(value, Tensor):
-        place = step - (steps - value.shape[1])
-        return value[:, place] if place >= 0 else None
+        index = step - (steps - value.shape[1])
+        return value[:, index] if index >= 0 else None
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: unstacked(getattr(value, f.name), step, steps) for f in fields(value)}
+        parts = {f.name: element(getattr(value, f.name), step, steps) for f in fields(value)}
         # A part that is not known yet has no tensor at all.
         return type(value)(**parts) if any(x is not None for x in parts.values()) else None
     return value
 
 
-def _mapped(value: Any, change: Callable[[Any], Any], kind: type) -> Any:
+def _map(value: Any, change: Callable[[Any], Any], kind: type) -> Any:
     """``value`` with ``change`` applied to each of its parts of type ``kind``."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
-        return {name: _mapped(part, change, kind) for name, part in value.items()}
+        return {name: _map(part, change, kind) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(_each(value, change, kind))
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {f.name: _mapped(getattr(value, f.name), change, kind) for f in fields(value)}
+        parts = {f.name: _map(getattr(value, f.name), change, kind) for f in fields(value)}
         return type(value)(**parts)
     return value
 
 
 def _each(values: Iterable[Any], change: Callable[[Any], Any], kind: type) -> Iterable[Any]:
-    return (_mapped(part, change, kind) for part in values)
+    return (_map(part, change, kind) for part in values)

@@ -67,11 +67,11 @@ def _pieces_of_episodes(
     first, environment, lengths = episode_pieces(valid)
     index, _ = padded(first, lengths)
     # Row T of what follows is the state after the last step, in which no action was taken.
-    last, seen = rollout.last_observation.tensors(), rollout.observation.tensors()
+    last, observations = rollout.last_observation.tensors(), rollout.observation.tensors()
     time, column = moved(index, device), moved(environment, device)
     tensors = {
         name: torch.cat([x, last[name][None].to(x.device)])[time, column]
-        for name, x in seen.items()
+        for name, x in observations.items()
     }
     observation = type(rollout.observation).from_tensors(tensors)
     actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, column]
@@ -107,15 +107,15 @@ class VTraceEstimator:
         discount: gamma.
         trace_decay: lambda.
         rho_clip, c_clip: see ``vtrace``.
-        corrected: whether to correct the lag. If false, every importance ratio is taken to be 1, as
-            in the control "No-correction" of Espeholt et al. (2018).
+        correction: whether to correct the lag. If false, every importance ratio is taken to be 1,
+            as in the control "No-correction" of Espeholt et al. (2018).
     """
 
     discount: float
     trace_decay: float
     rho_clip: float
     c_clip: float
-    corrected: bool
+    correction: bool
 
     def estimate(
         self,
@@ -125,8 +125,8 @@ class VTraceEstimator:
         return_moments: RunningMoments,
     ) -> Estimates:
         """See ``Estimator.estimate``."""
-        log_prob, scaled, last = reevaluate(policy, observation_moments, rollout)
-        values, last_value = return_moments.restore(scaled), return_moments.restore(last)
+        log_prob, normals, last = reevaluate(policy, observation_moments, rollout)
+        values, last_value = return_moments.restore(normals), return_moments.restore(last)
         log_ratio = log_prob - rollout.log_prob
         weight = None
         if rollout.valid is not None:
@@ -135,14 +135,14 @@ class VTraceEstimator:
             # Log-probs of steps that only reset are arbitrary, and their ratio may overflow.
             log_ratio = torch.where(valid, log_ratio, 0.0)
         # Without a lag, rounding puts ratios on both sides of 1.
-        clipped = log_ratio.exp() > self.rho_clip * (1.0 + _ROUNDING)
+        excess = log_ratio.exp() > self.rho_clip * (1.0 + _ROUNDING)
         metrics = {
             Metric.LAG_KL: approximate_kl(log_ratio, weight),
-            Metric.RHO_CLIP_FRACTION: weighted_mean(clipped.float(), weight),
+            Metric.RHO_CLIP_FRACTION: weighted_mean(excess.float(), weight),
         }
         if rollout.lag is not None:
             metrics[Metric.VERSION_LAG] = torch.full_like(metrics[Metric.LAG_KL], rollout.lag)
-        if not self.corrected:
+        if not self.correction:
             log_ratio = torch.zeros_like(log_ratio)
         rewards, ends = rollout.rewards, rollout.terminated
         inputs = rewards, values, last_value, ends, self.discount

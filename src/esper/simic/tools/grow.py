@@ -93,8 +93,8 @@ class GrowingPolicy:
     def trained_on_other_tasks(self, task: Task) -> bool:
         """Whether a run trained the policy, and on other tasks than this."""
         names = self.settings.world.task
-        trained = {*names, *(member for name in names for member in SUITES.get(name, ()))}
-        return self.learned and not {task.name, task.name.partition(":")[0]} & trained
+        tasks = {*names, *(member for name in names for member in SUITES.get(name, ()))}
+        return self.learned and not {task.name, task.name.partition(":")[0]} & tasks
 
     @property
     def episodes(self) -> int:
@@ -120,11 +120,11 @@ class GrowingPolicy:
             return cls(name, TrainConfig(), None)
         run = learned_path(name) or Path(name)
         if not is_run_directory(str(run)):
-            known = (*CONTROLS, *(card for card in cards() if card not in CONTROLS))
+            names = (*CONTROLS, *(card for card in cards() if card not in CONTROLS))
             advice = "`esper policies` and `esper runs` list what there is"
             raise UsageError(
-                f"policy: {name!r} is neither one of {', '.join(known)} nor a run directory; "
-                f"{suggestion(name, known, advice)}"
+                f"policy: {name!r} is neither one of {', '.join(names)} nor a run directory; "
+                f"{suggestion(name, names, advice)}"
             )
         try:
             settings, _ = stored_config(run)
@@ -144,9 +144,9 @@ class GrowingPolicy:
     @classmethod
     def trained_on(cls, task: Task) -> "GrowingPolicy":
         """The policy in the box that learned on tasks like ``task``, or ``DEFAULT``."""
-        trained = (cls.named(name) for name, card in cards().items() if card.is_trained)
+        policies = (cls.named(name) for name, card in cards().items() if card.is_trained)
         return next(
-            (one for one in trained if not one.trained_on_other_tasks(task)), cls.named(DEFAULT)
+            (one for one in policies if not one.trained_on_other_tasks(task)), cls.named(DEFAULT)
         )
 
     def actor(self, environment: GrowthEnv, greedy: bool) -> Actor:
@@ -278,12 +278,12 @@ def _gains(environment: GrowthEnv, report: StepReport) -> tuple[float, float]:
     """The gain of the only environment at its last step, and its gain on validation."""
     assert report.test is not None
     assert report.twin_test is not None
-    tested = (
+    gain = (
         environment.utility(report.test.expected, report.added_parameters)
         - report.twin_test.expected
     )
-    validated = environment.utility(report.score, report.added_parameters) - report.twin_score
-    return POINTS * float(tested[0]), POINTS * float(validated[0])
+    validation_gain = environment.utility(report.score, report.added_parameters) - report.twin_score
+    return POINTS * float(gain[0]), POINTS * float(validation_gain[0])
 
 
 def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, float]) -> Grown:
@@ -302,8 +302,8 @@ def _grown(task: Task, shard: Shard, decisions: list[str], gains: tuple[float, f
             if bool(fossilised.computed[0, s])
         },
         decisions=decisions,
-        scores={split: found.map(lambda x: x[0]) for split, found in scores.items()},
-        twin_scores={split: found.map(lambda x: x[1]) for split, found in scores.items()},
+        scores={split: score.map(lambda x: x[0]) for split, score in scores.items()},
+        twin_scores={split: score.map(lambda x: x[1]) for split, score in scores.items()},
         gain=gains[0],
         validation_gain=gains[1],
         added=int(torch.where(fossilised.computed, engine.seed_parameters(state), 0)[0].sum()),
@@ -333,7 +333,7 @@ class _DecisionLog:
 
     def _describe(self, action: dict[str, int], step: Step) -> str:
         op, s = Op(action["op"]), action["slot"]
-        slot, acted = self.task.host.slots[s].name, step.report.acted
+        slot, state = self.task.host.slots[s].name, step.report.acted
         target = ALPHA_TARGETS[action["alpha_target"]]
         if op is Op.GERMINATE:
             return (
@@ -347,7 +347,7 @@ class _DecisionLog:
             return f"{seed} goes to alpha {target} in {steps} steps"
         if op is Op.PRUNE:
             return f"{seed} is pruned in {steps} steps"
-        return f"{seed} becomes {Stage(int(acted.stage[0, s])).name}"
+        return f"{seed} becomes {Stage(int(state.stage[0, s])).name}"
 
 
 def check_file(content: bytes, grown: Grown) -> float:

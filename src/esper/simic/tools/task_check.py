@@ -16,9 +16,9 @@ from esper.tolaria.backends.trial import try_host
 from esper.tolaria.memory import forget_peak, peak_resident
 from esper.tolaria.precision import Precision
 
-FEW, MANY = 8, 16
+SMALL_COUNT, LARGE_COUNT = 8, 16
 """Environments of the two trials: one group and two groups, each with its twin."""
-_SETTLED = 14
+_SETTLING_STEPS = 14
 """Upper bound of the steps until the first seed acts; each further slot takes one more step."""
 
 
@@ -56,8 +56,8 @@ def try_task(task: Task, backend: str = "auto") -> TaskTrial:
             raise UsageError("slots: the host has none, so nothing can grow")
         try_host(task.host, Precision("cpu"), torch.float32, CPU)
         forget_peak()
-        few_bytes, _, _ = measure_grown(task, FEW, backend)
-        many_bytes, seconds, name = measure_grown(task, MANY, backend)
+        few_bytes, _, _ = measure_grown(task, SMALL_COUNT, backend)
+        many_bytes, seconds, name = measure_grown(task, LARGE_COUNT, backend)
     except UsageError as error:
         raise UsageError(f"{task.name}: {error}") from error
     except Exception as error:
@@ -65,7 +65,7 @@ def try_task(task: Task, backend: str = "auto") -> TaskTrial:
         raise UsageError(f"{task.name}: a step fails ({type(error).__name__}: {reason})") from error
     if few_bytes is None or many_bytes is None:
         return TaskTrial(data, name, None, seconds)
-    per_environment = max(0.0, (many_bytes - few_bytes) / (MANY - FEW))
+    per_environment = max(0.0, (many_bytes - few_bytes) / (LARGE_COUNT - SMALL_COUNT))
     return TaskTrial(data, name, per_environment, seconds)
 
 
@@ -81,7 +81,7 @@ def measure_grown(task: Task, envs: int, backend: str) -> tuple[int | None, floa
     """
     config = GrowthConfig(
         seed=1,
-        episode_length=max(task.episode_length, _SETTLED + len(task.host.slots) + 1),
+        episode_length=max(task.episode_length, _SETTLING_STEPS + len(task.host.slots) + 1),
         max_batches=1,
         batch_size=task.batch_size,
         one_at_a_time=False,
@@ -91,7 +91,7 @@ def measure_grown(task: Task, envs: int, backend: str) -> tuple[int | None, floa
     actor = ScheduleActor(Schedule.everything(envs, task.host.slots))
     actor.begin(env.environments, 0)
     observation = env.reset(0)
-    for step in range(_SETTLED + len(task.host.slots)):
+    for step in range(_SETTLING_STEPS + len(task.host.slots)):
         begin = time.perf_counter()
         result = env.step(actor.act(observation, step)[0])
         seconds = time.perf_counter() - begin

@@ -34,28 +34,28 @@ def joined_rollout(
         states: what ``Rollout.state`` returned, of each actor in order.
         device: device of the result, except for ``valid``.
     """
-    joined = {name: _joined(name, [state[name] for state in states]) for name in states[0]}
-    moved = {n: x if n == "valid" else on_device(x, device) for n, x in joined.items()}
-    return Rollout.from_state(kind, moved)
+    contents = {name: _concatenation(name, [state[name] for state in states]) for name in states[0]}
+    tensors = {n: x if n == "valid" else on_device(x, device) for n, x in contents.items()}
+    return Rollout.from_state(kind, tensors)
 
 
-def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+def concatenation(parts: Sequence[Tensor], dim: int) -> Tensor:
     """The parts along ``dim``; hosts with fewer slots are padded to the widest with 0."""
     first = [part.movedim(dim, 0) for part in parts]
     order = torch.arange(sum(len(part) for part in first))
     return merge(first, order).movedim(0, dim).contiguous()
 
 
-def _joined(name: str, parts: Sequence[Any]) -> Any:
+def _concatenation(name: str, parts: Sequence[Any]) -> Any:
     first = parts[0]
     if first is None:
         return None
     if isinstance(first, dict):
         dim = 0 if name.startswith("last_") else 1
-        return {n: joined([part[n] for part in parts], dim) for n in first}
+        return {n: concatenation([part[n] for part in parts], dim) for n in first}
     if isinstance(first, tuple):
-        return tuple(joined(states, 1) for states in zip(*parts, strict=True))
-    return joined(parts, 0 if name.startswith("last_") else 1)
+        return tuple(concatenation(states, 1) for states in zip(*parts, strict=True))
+    return concatenation(parts, 0 if name.startswith("last_") else 1)
 
 
 Data = tuple[Dataset | None, ...]
@@ -145,10 +145,10 @@ def _data(task: Task) -> Data:
 
 
 def _with(task: Task, data: Data) -> Task:
-    own, later, before = (_ConstantDataset(dataset) for dataset in data)
+    original, later, before = (_ConstantDataset(dataset) for dataset in data)
     return replace(
         task,
-        data=own,
+        data=original,
         drift=task.drift and replace(task.drift, data=later),
         pretraining=task.pretraining and replace(task.pretraining, data=before),
     )

@@ -56,30 +56,32 @@ class AnomalyDetector:
             update: the round's update; None if the policy does not learn.
             snapshot: the round's snapshot.
         """
-        found = [*self._throughput(snapshot.environment_steps_per_second)]
+        findings = [*self._throughput(snapshot.environment_steps_per_second)]
         if update is not None:
-            found += self._update_findings(update.metrics)
+            findings += self._update_findings(update.metrics)
         before = self._in_a_row
-        self._in_a_row = Counter({(f.kind, f.metric): before[f.kind, f.metric] + 1 for f in found})
+        self._in_a_row = Counter(
+            {(f.kind, f.metric): before[f.kind, f.metric] + 1 for f in findings}
+        )
         return [
             _as_event(finding, snapshot)
-            for finding in found
+            for finding in findings
             if self._in_a_row[finding.kind, finding.metric] == finding.patience
         ]
 
     def _update_findings(self, metrics: dict[str, Number | None]) -> Iterator[_Finding]:
-        known = {name: float(value) for name, value in metrics.items() if value is not None}
+        numbers = {name: float(value) for name, value in metrics.items() if value is not None}
         yield from _missing(metrics)
-        yield from _not_finite(known)
-        yield from self._ratio(known)
-        yield from self._value(known)
-        yield from self._entropy(known)
-        yield from self._vanishing(known)
-        yield from self._drift(known)
+        yield from _not_finite(numbers)
+        yield from self._ratio(numbers)
+        yield from self._value(numbers)
+        yield from self._entropy(numbers)
+        yield from self._vanishing(numbers)
+        yield from self._drift(numbers)
 
-    def _ratio(self, known: dict[str, float]) -> Iterator[_Finding]:
+    def _ratio(self, numbers: dict[str, float]) -> Iterator[_Finding]:
         most, least = self.thresholds.ratio_explosion, self.thresholds.ratio_collapse
-        high, low = known.get(Metric.RATIO_MAX, 1.0), known.get(Metric.RATIO_MIN, 1.0)
+        high, low = numbers.get(Metric.RATIO_MAX, 1.0), numbers.get(Metric.RATIO_MIN, 1.0)
         if high > most:
             message = f"an action became {high:.3g} times as probable within one update"
             yield _Finding("ratio_explosion", Metric.RATIO_MAX, high, most, message)
@@ -87,8 +89,8 @@ class AnomalyDetector:
             message = f"an action fell to {low:.3g} of its probability within one update"
             yield _Finding("ratio_collapse", Metric.RATIO_MIN, low, least, message)
 
-    def _value(self, known: dict[str, float]) -> Iterator[_Finding]:
-        bounds, loss = self.thresholds, known.get(Metric.VALUE_LOSS, 0.0)
+    def _value(self, numbers: dict[str, float]) -> Iterator[_Finding]:
+        bounds, loss = self.thresholds, numbers.get(Metric.VALUE_LOSS, 0.0)
         if loss > bounds.value_collapse:
             message = (
                 f"value loss is {loss:.3g}, above {bounds.value_collapse:g} for {bounds.patience} "
@@ -99,12 +101,12 @@ class AnomalyDetector:
                 bounds.patience,
             )  # fmt: skip
 
-    def _entropy(self, known: dict[str, float]) -> Iterator[_Finding]:
+    def _entropy(self, numbers: dict[str, float]) -> Iterator[_Finding]:
         bounds = self.thresholds
         for head in HEADS:
             metric = part_metric(Metric.HEAD_ENTROPY, head)
-            entropy = known.get(metric, math.inf)
-            if entropy < bounds.entropy_collapse and self._has_choice(head, entropy, known):
+            entropy = numbers.get(metric, math.inf)
+            if entropy < bounds.entropy_collapse and self._has_choice(head, entropy, numbers):
                 rate = f"{entropy:.2g} nats per decision with a choice"
                 message = f"head {head} no longer explores: {rate}"
                 yield _Finding(
@@ -112,21 +114,21 @@ class AnomalyDetector:
                     bounds.patience,
                 )  # fmt: skip
 
-    def _has_choice(self, head: str, entropy: float, known: dict[str, float]) -> bool:
+    def _has_choice(self, head: str, entropy: float, numbers: dict[str, float]) -> bool:
         """Whether the head had several legal options often enough to judge its entropy."""
-        share = known.get(part_metric(Metric.HEAD_CHOICE, head))
+        share = numbers.get(part_metric(Metric.HEAD_CHOICE, head))
         return entropy > 0.0 if share is None else share >= self.thresholds.entropy_choice
 
-    def _vanishing(self, known: dict[str, float]) -> Iterator[_Finding]:
+    def _vanishing(self, numbers: dict[str, float]) -> Iterator[_Finding]:
         bounds = self.thresholds
-        watched = [Metric.GRAD_NORM]
-        watched += [
+        norms = [Metric.GRAD_NORM]
+        norms += [
             part_metric(Metric.HEAD_GRAD_NORMS, head)
             for head in HEADS
-            if known.get(part_metric(Metric.HEAD_CHOICE, head), 0.0) >= bounds.entropy_choice
+            if numbers.get(part_metric(Metric.HEAD_CHOICE, head), 0.0) >= bounds.entropy_choice
         ]
-        for metric in watched:
-            norm = known.get(metric, math.inf)
+        for metric in norms:
+            norm = numbers.get(metric, math.inf)
             if norm < bounds.gradient_vanishing:
                 least = f"{bounds.gradient_vanishing:g} for {bounds.patience} updates"
                 message = f"{metric} is {norm:.2g}, below {least}"
@@ -135,8 +137,8 @@ class AnomalyDetector:
                     bounds.patience,
                 )  # fmt: skip
 
-    def _drift(self, known: dict[str, float]) -> Iterator[_Finding]:
-        bounds, norm = self.thresholds, known.get(Metric.GRAD_NORM, math.nan)
+    def _drift(self, numbers: dict[str, float]) -> Iterator[_Finding]:
+        bounds, norm = self.thresholds, numbers.get(Metric.GRAD_NORM, math.nan)
         if not (math.isfinite(norm) and norm > 0.0):
             return
         level = math.log(norm)
@@ -176,18 +178,18 @@ def _missing(metrics: dict[str, Number | None]) -> Iterator[_Finding]:
             yield _Finding("missing_gradient", metric, None, None, message)
 
 
-def _not_finite(known: dict[str, float]) -> Iterator[_Finding]:
+def _not_finite(numbers: dict[str, float]) -> Iterator[_Finding]:
     """Metrics that are not finite.
 
     Explained variance is exempt: if all returns are equal, it is NaN or minus infinity.
     """
-    for metric, value in known.items():
+    for metric, value in numbers.items():
         if not math.isfinite(value) and not metric.startswith(Metric.EXPLAINED_VARIANCE):
             yield _Finding("not_finite", metric, value, None, f"{metric} is {number(value)}")
-    refused = known.get(Metric.REFUSED, 0.0)
-    if refused > 0.0:
+    refusal = numbers.get(Metric.REFUSED, 0.0)
+    if refusal > 0.0:
         message = "the update was refused: a number was not finite"
-        yield _Finding("not_finite", Metric.REFUSED, refused, 0.0, message)
+        yield _Finding("not_finite", Metric.REFUSED, refusal, 0.0, message)
 
 
 def _as_event(finding: _Finding, snapshot: AnalyticsSnapshot) -> AnomalyDetected:

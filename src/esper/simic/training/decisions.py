@@ -22,7 +22,7 @@ DIGITS = 5
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The decisions of one step, in CPU memory; see ``Decision.stacked``.
+    """The decisions of one step, in CPU memory; see ``Decision.stack``.
 
     Attributes:
         time: seconds since 1970.
@@ -72,7 +72,7 @@ class Decision:
     value: Tensor
     ops: Callable[[], Tensor] | None
 
-    def stacked(self) -> list[Tensor]:
+    def stack(self) -> list[Tensor]:
         """``numbers`` and ``choices`` of the record, on the policy's device."""
         columns = [self.log_prob[:, None], self.value[:, None]]
         if self.ops is not None:
@@ -116,9 +116,9 @@ class WatchedActor:
 
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``Actor.act``."""
-        chosen, masks = self.actor.act(observation, step), observation.masks
+        choice, masks = self.actor.act(observation, step), observation.masks
         ops = None
         if isinstance(self.actor, PolicyActor) and self._ops is not None:
             ops = partial(self._ops, self.actor.hidden, masks)
-        self.last = Decision(masks, *chosen, ops)
-        return chosen
+        self.last = Decision(masks, *choice, ops)
+        return choice

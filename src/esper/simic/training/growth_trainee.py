@@ -26,7 +26,7 @@ from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import agent_parts, latest_features, restore_agent
 from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
-from esper.simic.training.setup import build_agent, build_environment, control, resolved
+from esper.simic.training.setup import build_agent, build_environment, complete_config, control
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.warm_start import initial_checkpoint
 from esper.tamiyo.baselines import Actor
@@ -67,8 +67,8 @@ class GrowthRounds:
         """See ``Trainee``; empty where the processes of actors make the data."""
         return self.layout.data_digests if isinstance(self.layout, GrowthEnv) else {}
 
-    def started(self, time: float, done: int) -> TrainingStarted:
-        """See ``Trainee.started``."""
+    def start_event(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.start_event``."""
         world = self.config.world
         tasks: dict[str, Task] = {}
         for task in self.layout.tasks:
@@ -149,7 +149,7 @@ class GrowthTrainee(GrowthRounds):
         if config.learner.initial_policy is not None and not learns_by_acting(policy):
             raise UsageError(f"initial_policy: {policy} does not learn; leave this setting out")
         initial = None if resume else initial_checkpoint(config)
-        self.config = resolved(config, self.environment, self.backend_name)
+        self.config = complete_config(config, self.environment, self.backend_name)
         self.agent = None
         if learns_by_acting(policy):
             features = latest_features(resume) if resume else None

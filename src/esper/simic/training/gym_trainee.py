@@ -64,7 +64,7 @@ class GymRounds(ABC):
     agent: PPOAgent[FlatObservation]
 
     def __init__(self) -> None:
-        self._ended: list[Episode] = []
+        self._episodes: list[Episode] = []
         self._boundary: dict[str, dict[str, Any]] = {}
 
     @property
@@ -92,8 +92,8 @@ class GymRounds(ABC):
         """See ``Trainee``."""
         return Precision(self.agent.device.type)
 
-    def started(self, time: float, done: int) -> TrainingStarted:
-        """See ``Trainee.started``."""
+    def start_event(self, time: float, done: int) -> TrainingStarted:
+        """See ``Trainee.start_event``."""
         name = self.config.gymnasium.gym
         assert name is not None
         return TrainingStarted(
@@ -127,24 +127,24 @@ class GymRounds(ABC):
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
     ) -> GymSummary:
         """See ``Trainee.finish``."""
-        ended = self._ended
-        returns, lengths = [e.episode_return for e in ended], [e.length for e in ended]
+        episodes = self._episodes
+        returns, lengths = [e.episode_return for e in episodes], [e.length for e in episodes]
         hub.emit(
             GymEpisodes(
                 time=time.time(),
                 round=number,
-                environment=[e.environment for e in ended],
+                environment=[e.environment for e in episodes],
                 episode_return=numbers(returns),
                 length=lengths,
-                terminated=[e.terminated for e in ended],
+                terminated=[e.terminated for e in episodes],
             )
         )
         self._boundary = self.own_parts()
         return GymSummary(
             number,
-            len(ended),
-            fmean(returns) if ended else math.nan,
-            fmean(lengths) if ended else math.nan,
+            len(episodes),
+            fmean(returns) if episodes else math.nan,
+            fmean(lengths) if episodes else math.nan,
             steps_per_second,
             metrics,
         )
@@ -178,7 +178,7 @@ class GymTrainee(GymRounds):
         for path in config.world.plugin:
             plugins.load(path)
         self.environments = made_environments(config, 0, config.world.envs)
-        self.config = resolved(config)
+        self.config = complete_config(config)
         self.agent = build_gym_agent(self.config, shape_of(self.environments), device)
         self.environments.reset()
         self.agent.actor.begin(self.environments.identities.to(device), 0)
@@ -188,10 +188,10 @@ class GymTrainee(GymRounds):
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[FlatObservation]:
         """See ``Trainee.collect``."""
-        self._ended = []
+        self._episodes = []
 
         def note_step(step: GymStep) -> None:
-            self._ended += step.ended
+            self._episodes += step.ended
             on_step(step)
 
         return collect(self.environments, self.agent.actor, self.steps, number, note_step)
@@ -213,7 +213,7 @@ class GymTrainee(GymRounds):
             hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
             actor = self.agent.actor
             actor.hidden = tuple(
-                state.copy_(stored) for state, stored in zip(actor.hidden, hidden, strict=True)
+                state.copy_(source) for state, source in zip(actor.hidden, hidden, strict=True)
             )
             self.environments.load(parts["environments"])
         except UsageError:
@@ -239,8 +239,8 @@ def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironme
     name = config.gymnasium.gym
     assert name is not None
     register()
-    made = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
-    return GymEnvironments(made, config.world.seed, begin)
+    environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
+    return GymEnvironments(environments, config.world.seed, begin)
 
 
 def shape_of(environments: GymEnvironments) -> Shape:
@@ -249,7 +249,7 @@ def shape_of(environments: GymEnvironments) -> Shape:
     return Shape(features.width, environments.actions.options, features.measured)
 
 
-def resolved(config: TrainConfig) -> TrainConfig:
+def complete_config(config: TrainConfig) -> TrainConfig:
     """The settings, completed with the values that depend on the machine."""
     threads = config.machine.threads or 1
     settings = {"plugin": plugin_paths(config), "threads": threads, **config.algorithm.resolved()}

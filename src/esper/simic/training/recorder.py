@@ -121,7 +121,7 @@ class Recorder:
         """
         decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
         heads = None if decision is None else decision.actions.shape[1]
-        stack = partial(self._stacked, actions, step.reward, step.report, decision)
+        stack = partial(self._stack, actions, step.reward, step.report, decision)
         read = partial(self._records, time.time(), t, heads)
         if self.environment.device.type == "cpu":
             self.hub.emit_later(lambda: _events(read(stack())))
@@ -129,12 +129,12 @@ class Recorder:
             copy = HostCopy(stack())
             self.hub.emit_later(lambda: _events(read(copy.wait())))
 
-    def _stacked(
+    def _stack(
         self, actions: Tensor, reward: Tensor, report: StepReport, decision: Decision | None
     ) -> list[Tensor]:
         """What is recorded of the decisions of a step and of the step, on the device."""
-        step = StepRecord.stacked(self.environment.environments, actions, reward, report)
-        return step if decision is None else [*decision.stacked(), *step]
+        step = StepRecord.stack(self.environment.environments, actions, reward, report)
+        return step if decision is None else [*decision.stack(), *step]
 
     def _records(
         self, now: float, t: int, heads: int | None, parts: list[Tensor]
@@ -189,9 +189,9 @@ class Recorder:
         """Emit the outcome of the round as an event and return its summary."""
         assert self.last is not None, "no step was recorded"
         report = self.last.report
-        committed, twins = report.committed, report.twin_committed
+        grown, twins = report.committed, report.twin_committed
         test, twin_test = report.test, report.twin_test
-        assert committed is not None
+        assert grown is not None
         assert twins is not None
         assert test is not None
         assert twin_test is not None
@@ -203,7 +203,7 @@ class Recorder:
         shared = {
             "test_accuracy": test.accuracy,
             "twin_test_accuracy": twin_test.accuracy,
-            "accuracy": committed.accuracy,
+            "accuracy": grown.accuracy,
             "twin_accuracy": twins.accuracy,
             "episode_return": torch.stack(self._rewards).sum(0),
             "added_parameters": report.added_parameters,
@@ -212,10 +212,10 @@ class Recorder:
             "pruned": pruned,
             "rolled_back": (torch.stack(self._rollbacks) > 0).sum(0),
         }
-        measured = shared | {
+        measures = shared | {
             "utility": self.environment.utility(report.score, report.added_parameters),
             "twin_utility": report.twin_score,
-            "expected_accuracy": committed.expected,
+            "expected_accuracy": grown.expected,
             "twin_expected_accuracy": twins.expected,
             "test_utility": self.environment.utility(test.expected, report.added_parameters),
             "twin_test_utility": twin_test.expected,
@@ -223,15 +223,15 @@ class Recorder:
             "twin_test_expected_accuracy": twin_test.expected,
         }
         # One transfer for everything: a GPU is waited for once.
-        counted = [] if report.shapley is None else [report.shapley, report.interactions]
-        arrived = on_host(*measured.values(), *(x for x in counted if x is not None))
-        measured = dict(zip(measured, arrived, strict=False))
-        coalitions = arrived[len(measured) :]
+        games = [] if report.shapley is None else [report.shapley, report.interactions]
+        copies = on_host(*measures.values(), *(x for x in games if x is not None))
+        measures = dict(zip(measures, copies, strict=False))
+        coalitions = copies[len(measures) :]
         outcome = EpisodeOutcome(
             time=time.time(),
             round=self.round,
             task=[names[task] for task in tasks],
-            **{name: _listed(values) for name, values in measured.items()},
+            **{name: _list(values) for name, values in measures.items()},
         )
         self.hub.emit(outcome)
         if coalitions:
@@ -244,7 +244,7 @@ class Recorder:
                     interactions=[nested_numbers(rows) for rows in interactions],
                 )
             )
-        means = {name: measured[name].double().mean().item() for name in shared}
+        means = {name: measures[name].double().mean().item() for name in shared}
         return RoundSummary(
             round=self.round,
             gain=fmean(outcome.gain),
@@ -255,10 +255,10 @@ class Recorder:
         )
 
 
-def _listed(values: Tensor) -> list[Any]:
+def _list(values: Tensor) -> list[Any]:
     """A tensor as a list; floats are encoded as event numbers."""
-    listed: list[Any] = values.tolist()
-    return numbers(listed) if values.is_floating_point() else listed
+    items: list[Any] = values.tolist()
+    return numbers(items) if values.is_floating_point() else items
 
 
 def _events(records: "Iterable[StepRecord | DecisionRecord]") -> Iterator[Event]:

@@ -16,7 +16,7 @@ from esper.simic.actor import PolicyActor, load_snapshot, snapshot
 from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
-from esper.simic.distributed.wire import as_arrays, as_tensors, stacked, unstacked
+from esper.simic.distributed.wire import as_arrays, as_tensors, element, stack
 from esper.simic.growth.collect import collect
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.growth.layout import GrowthLayout
@@ -29,8 +29,8 @@ from esper.simic.training.actor_specs import (
     ActorSpec,
     Data,
     actor_specs,
+    concatenation,
     data_from_files,
-    joined,
     joined_rollout,
     with_data,
 )
@@ -40,10 +40,10 @@ from esper.simic.training.recorder import Recorder
 from esper.simic.training.setup import (
     build_agent,
     build_environment,
+    complete_config,
     growth_config,
     policy_dtype,
     resolve_tasks,
-    resolved,
 )
 from esper.simic.training.trainee import AnyStep
 from esper.simic.training.warm_start import initial_checkpoint
@@ -92,8 +92,8 @@ class GrowthShard:
         self.policy.amp_dtype = policy_dtype(config, CPU)
         parts = self.policy, GrowthMoments(CPU, spec.features), config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
-        self.placed = PlacedActor(*parts, *rows) if spec.synchronous else None
-        self.actor: PolicyActor[Observation] = self.placed or PolicyActor(*parts)
+        self.placement = PlacedActor(*parts, *rows) if spec.synchronous else None
+        self.actor: PolicyActor[Observation] = self.placement or PolicyActor(*parts)
 
     def describe(self) -> dict[str, Any]:
         """See ``Shard.describe``: the backend and the precision in use."""
@@ -119,7 +119,7 @@ class GrowthShard:
         telemetry = [StepTelemetry(s.reward, s.report, ops[t]) for t, s in enumerate(steps)]
         result = {
             "rollout": rollout.state(),
-            "telemetry": stacked(telemetry),
+            "telemetry": stack(telemetry),
             "after": steps[-1].observation.tensors(),
         }
         return as_arrays(result), None
@@ -130,11 +130,11 @@ class GrowthShard:
         probabilities = []
         for t, state in enumerate(hidden):
             legal = ActionMasks(masks.slots[t], masks.kinds[t])
-            if self.placed is not None:
-                state = tuple(self.placed.spread(x, 1) for x in state)
-                legal = ActionMasks(*map(self.placed.spread, (legal.slots, legal.kinds)))
+            if self.placement is not None:
+                state = tuple(self.placement.spread(x, 1) for x in state)
+                legal = ActionMasks(*map(self.placement.spread, (legal.slots, legal.kinds)))
             ops = compute(state, legal)
-            probabilities.append(ops if self.placed is None else self.placed.picked(ops))
+            probabilities.append(ops if self.placement is None else self.placement.part(ops))
         return probabilities
 
 
@@ -175,7 +175,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         self._check, lag = check, actors.lag
         groups = torch.unique_consecutive(self.layout.groups, return_counts=True)[1]
         cuts = [int(part.sum()) for part in groups.tensor_split(actors.count)]
-        complete = resolved(config, self.layout, config.machine.backend)
+        complete = complete_config(config, self.layout, config.machine.backend)
         specs = actor_specs(complete, cuts, lag == 0, features)
         data = data_from_files(config, tasks)
         self.cluster = Cluster(actors.address, actors.count)
@@ -190,7 +190,7 @@ class RemoteGrowthTrainee(GrowthRounds):
         names = {name for one in descriptions for name in one["backend"].split(" and ")}
         self.backend_name = " and ".join(sorted(names))
         self.precision = descriptions[0]["precision"]
-        self.config = resolved(config, self.layout, self.backend_name)
+        self.config = complete_config(config, self.layout, self.backend_name)
         self.agent = build_agent(self.config, device, initial, features)
         if self.precision.reason:
             notice(f"warning: use_amp: {self.precision.reason}; running in float32")
@@ -211,23 +211,25 @@ class RemoteGrowthTrainee(GrowthRounds):
         rollout = joined_rollout(Observation, states, CPU)
         rows = torch.arange(self.count)
         telemetry: StepTelemetry = merge([one["telemetry"] for one in contents], rows)
-        last = {n: joined([one["after"][n] for one in contents], 0) for n in contents[0]["after"]}
+        last = {
+            n: concatenation([one["after"][n] for one in contents], 0) for n in contents[0]["after"]
+        }
         decision = RemoteDecision()
         self.recorder = Recorder(hub, self.layout, number, decision)
-        observed = rollout.observation.tensors()
+        observations = rollout.observation.tensors()
         for t in range(self.steps):
             decision.last = _decision(rollout, telemetry.ops[:, t], t)
-            now: StepTelemetry = unstacked(telemetry, t, self.steps)
+            now: StepTelemetry = element(telemetry, t, self.steps)
             done = t + 1 == self.steps
-            following = last if done else {n: x[t + 1] for n, x in observed.items()}
+            following = last if done else {n: x[t + 1] for n, x in observations.items()}
             step = Step(Observation.from_tensors(following), now.reward, done, now.report)
             self.recorder.step(t, rollout.actions[t], step)
             on_step(step)
             if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
                 hub.flush()
-        learned = joined_rollout(Observation, states, self.agent.device)
-        learned.lag = mean_lag(deliveries, number, self.actors.lag)
-        return learned
+        result = joined_rollout(Observation, states, self.agent.device)
+        result.lag = mean_lag(deliveries, number, self.actors.lag)
+        return result
 
     def parts(self) -> dict[str, dict[str, Any]]:
         """See ``Trainee.parts``. Every round has new hosts, and actors keep nothing."""

@@ -20,12 +20,12 @@ from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.vector_environment import Episode
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
-from esper.simic.training.actor_specs import ActorSpec, actor_specs, joined, joined_rollout
+from esper.simic.training.actor_specs import ActorSpec, actor_specs, concatenation, joined_rollout
 from esper.simic.training.gym_trainee import (
     GymRounds,
     build_gym_agent,
+    complete_config,
     made_environments,
-    resolved,
     shape_of,
 )
 from esper.simic.training.trainee import AnyStep
@@ -64,14 +64,14 @@ class GymShard:
         if self.number is None or self.number != number - 1:
             self._restore(as_tensors(before))
         self.number = None
-        ended: list[list[Episode]] = []
+        episodes: list[list[Episode]] = []
         steps = self.config.gymnasium.rollout_steps
         rollout = collect(
-            self.environments, self.actor, steps, number, lambda step: ended.append(step.ended)
+            self.environments, self.actor, steps, number, lambda step: episodes.append(step.ended)
         )
         self.number = number
         state = {"environments": self.environments.state(), "memory": _memory(self.actor)}
-        return as_arrays({"rollout": rollout.state(), "ended": ended}), as_arrays(state)
+        return as_arrays({"rollout": rollout.state(), "ended": episodes}), as_arrays(state)
 
     def _restore(self, state: State | None) -> None:
         self.actor.begin(self.environments.identities, 0)
@@ -109,7 +109,7 @@ class RemoteGymTrainee(GymRounds):
         one = made_environments(config, 0, 1)
         shape = shape_of(one)
         one.close()
-        self.config = resolved(config)
+        self.config = complete_config(config)
         self.agent = build_gym_agent(self.config, shape, device)
         self._check, lag, rounds = check, actors.lag, config.world.rounds
         self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
@@ -125,15 +125,15 @@ class RemoteGymTrainee(GymRounds):
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
     ) -> Rollout[FlatObservation]:
         """See ``Trainee.collect``. The steps are told when all actors have delivered the round."""
-        self._ended = []
+        self._episodes = []
         weights = as_arrays(snapshot(self.agent))
         deliveries = self.actors.collect(number, weights, self._check)
         contents = [as_tensors(delivery.rollout) for delivery in deliveries]
         self._last = _together([as_tensors(delivery.after) for delivery in deliveries])
         for t in range(self.steps):
-            ended = [episode for one in contents for episode in one["ended"][t]]
-            self._ended += ended
-            on_step(GymStep(self.count, t + 1 == self.steps, ended))
+            episodes = [episode for one in contents for episode in one["ended"][t]]
+            self._episodes += episodes
+            on_step(GymStep(self.count, t + 1 == self.steps, episodes))
         states = [one["rollout"] for one in contents]
         rollout = joined_rollout(FlatObservation, states, self.agent.device)
         rollout.lag = mean_lag(deliveries, number, self.actors.lag)
@@ -170,7 +170,7 @@ def _together(states: Sequence[State]) -> State:
     """One state of the environments of all actors."""
     return {
         part: {
-            name: joined([state[part][name] for state in states], int(part == "memory"))
+            name: concatenation([state[part][name] for state in states], int(part == "memory"))
             for name in states[0][part]
         }
         for part in states[0]

@@ -22,18 +22,18 @@ SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayResult:
     """Result of replaying a refused update.
 
     Attributes:
         round: number of the round whose update was refused.
-        recorded: name of the first tensor that was not finite in the run.
-        found: name of the first tensor that is not finite in the replay, None if all are finite.
+        run_tensor: name of the first tensor that was not finite in the run.
+        replay_tensor: the same of the replay, None if all are finite there.
     """
 
     round: int
-    recorded: str
-    found: str | None
+    run_tensor: str
+    replay_tensor: str | None
 
 
 def write_refusal(
@@ -72,7 +72,7 @@ def write_refusal(
     return path
 
 
-def replay(path: Path) -> Replayed:
+def replay(path: Path) -> ReplayResult:
     """Replay a refused update on the CPU.
 
     Raises:
@@ -91,7 +91,7 @@ def replay(path: Path) -> Replayed:
         agent.load_state(content["agent"])
         agent.update(Rollout.from_state(observation_type, content["rollout"]))
         tensor = agent.refusal.tensor if agent.refusal else None
-        return Replayed(content["round"], content["tensor"], tensor)
+        return ReplayResult(content["round"], content["tensor"], tensor)
     except UsageError:
         raise
     except Exception as error:

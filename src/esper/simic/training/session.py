@@ -33,7 +33,7 @@ from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.replay import write_refusal
-from esper.simic.training.stop_signal import Stopped, StopSignal
+from esper.simic.training.stop_signal import StopRequest, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
 AnySummary = RoundSummary | GymSummary
@@ -55,7 +55,7 @@ class Observer(Protocol):
         ...
 
 
-class Unobserved:
+class NullObserver:
     """An observer that does nothing."""
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
@@ -72,7 +72,7 @@ MAX_REFUSALS = 3
 """Number of refused updates in a row after which the run stops."""
 
 
-class _Refused(Exception):
+class _Refusal(Exception):
     """Too many updates in a row were refused."""
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Session:
         observer: notified of every step and round.
         stop: records whether a signal was received.
         identity: what checkpoints belong to.
-        saved: round of the latest checkpoint, None if there is none.
+        checkpoint_round: round of the latest checkpoint, None if there is none.
         records: writes the rollouts of rounds; None if they are not recorded.
         events_bytes: length of the event lines at the end of the last round.
         refusals: number of updates in a row that were refused.
@@ -104,7 +104,7 @@ class Session:
     observer: Observer
     stop: StopSignal
     identity: Identity
-    saved: int | None = None
+    checkpoint_round: int | None = None
     records: RecordWriter | None = None
     events_bytes: int = 0
     refusals: int = 0
@@ -138,20 +138,20 @@ class Session:
                     # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MAX_REFUSALS:
-                        raise _Refused
-            except Stopped:
+                        raise _Refusal
+            except StopRequest:
                 assert self.stop.number is not None
                 status, code = "interrupted", 128 + self.stop.number
                 # Incomplete rollouts are discarded: weights are those of the last complete round.
                 self._save(hub, done + len(summaries))
-            except (_Refused, ActorsLost) as error:
+            except (_Refusal, ActorsLost) as error:
                 line = str(error)
                 if isinstance(error, ActorsLost):
                     line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
                 notice(f"esper: {line}")
                 status, code = "failed", 1
                 self._save(hub, done + len(summaries))
-            if self.agent is not None and self.saved != done + len(summaries):
+            if self.agent is not None and self.checkpoint_round != done + len(summaries):
                 code = 1
             self._emit_end(hub, done + len(summaries), status)
         except (Exception, SystemExit) as error:
@@ -166,7 +166,7 @@ class Session:
         hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
 
     def _announce(self, hub: Hub, done: int) -> None:
-        hub.emit(self.trainee.started(time.time(), done))
+        hub.emit(self.trainee.start_event(time.time(), done))
         self._note_events(hub)
         self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
 
@@ -283,7 +283,7 @@ class Session:
         If it cannot be written, training continues: earlier checkpoints stay, and the disk may have
         space for the next one.
         """
-        if self.agent is None or number == self.saved:
+        if self.agent is None or number == self.checkpoint_round:
             return
         keep = self.config.output.keep_checkpoints
         parts = self.trainee.parts()
@@ -299,7 +299,7 @@ class Session:
                 "earlier checkpoints stay"
             )
             return
-        self.saved = number
+        self.checkpoint_round = number
         event = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
         hub.emit(event)
 

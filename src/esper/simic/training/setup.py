@@ -67,13 +67,13 @@ def what_fits(
     """
     match = _REQUEST.search(str(error))
     request = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    needed = torch.cuda.max_memory_allocated(device) + request
+    demand = torch.cuda.max_memory_allocated(device) + request
     available = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    fits = min(count - 1, int(count * SHARE * available / max(needed, 1.0)))
+    fits = min(count - 1, int(count * SHARE * available / max(demand, 1.0)))
     advice = f"about {fits} fit" if fits > 0 else "not even one fits"
     return UsageError(
         f"{setting}: {count} do not fit into the memory of {device}: "
-        f"at least {needed / 2**30:.2f} GiB are needed and {available / 2**30:.2f} GiB available; "
+        f"at least {demand / 2**30:.2f} GiB are needed and {available / 2**30:.2f} GiB available; "
         f"{advice}"
     )
 
@@ -151,7 +151,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     for path in config.world.plugin:
         plugins.load(path)
 
-    def configured(task: Task) -> Task:
+    def configuration(task: Task) -> Task:
         task = task.in_directory(Path(config.world.data_dir)).with_split(config.world.split_seed)
         if config.world.text_file is not None:
             task = reading(task, config.world.text_file)
@@ -160,7 +160,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         slots = resolve_slots(task.host, config.world.slots)
         return replace(task, host=replace(task.host, slot_names=slots))
 
-    return tuple(configured(task) for task in find_all(config.world.task))
+    return tuple(configuration(task) for task in find_all(config.world.task))
 
 
 def growth_config(config: TrainConfig, tasks: Sequence[Task], device: torch.device) -> GrowthConfig:
@@ -233,9 +233,9 @@ def build_environment(
     return environment
 
 
-def compile_mode(wanted: str, device: torch.device) -> str:
+def compile_mode(name: str, device: torch.device) -> str:
     """The mode of compilation; on a CPU any but ``off`` is advised against on stderr."""
-    mode = resolve_mode(wanted, device)
+    mode = resolve_mode(name, device)
     if mode != "off" and device.type == "cpu":
         notice(
             f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
@@ -314,7 +314,7 @@ def plugin_paths(config: TrainConfig) -> list[str]:
     return [absolute_path(path) for path in config.world.plugin]
 
 
-def resolved(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
+def complete_config(config: TrainConfig, environment: GrowthLayout, backend: str) -> TrainConfig:
     """The settings, completed with the values that depend on the task or the machine.
 
     ``backend`` is that of the hosts, see ``GrowthEnv.backend_name``.

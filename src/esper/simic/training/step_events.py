@@ -44,7 +44,7 @@ CONTRIBUTION_STRIDE = 4
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The recorded tensors of one step, in CPU memory; see ``stacked``.
+    """The recorded tensors of one step, in CPU memory; see ``stack``.
 
     Attributes:
         time: seconds since 1970.
@@ -70,7 +70,7 @@ class StepRecord:
     signals: Tensor
 
     @staticmethod
-    def stacked(
+    def stack(
         identities: Tensor, actions: Tensor, reward: Tensor, report: StepReport
     ) -> list[Tensor]:
         """The recorded tensors on the device of the step, in the order of the fields."""
@@ -81,16 +81,16 @@ class StepRecord:
             actions[:, HEADS.index("slot")],
             report.success.long(),
         ]
-        before, acted, after = report.before, report.acted, report.after
+        before, action, after = report.before, report.acted, report.after
         signals = report.signals
-        measured = (signals.contribution, signals.gradient_norm, signals.health)
+        measures = (signals.contribution, signals.gradient_norm, signals.health)
         return [
             identities,
             torch.stack([x.double() for x in floats]),
             torch.stack(integers),
-            torch.stack([before.stage, acted.stage, after.stage]),
-            torch.stack([before.blueprint, acted.blueprint, report.seed_parameters]),
-            torch.stack([after.alpha, *measured]).double(),
+            torch.stack([before.stage, action.stage, after.stage]),
+            torch.stack([before.blueprint, action.blueprint, report.seed_parameters]),
+            torch.stack([after.alpha, *measures]).double(),
         ]
 
     def events(self) -> Iterator[Event]:
@@ -125,23 +125,23 @@ class StepRecord:
         )
 
     def _epoch(self) -> EpochCompleted:
-        added, op, slot, success = self.integers.tolist()
+        growth, op, slot, success = self.integers.tolist()
         rows = map(numbers, self.floats.round(decimals=_DIGITS).tolist())
-        named = dict(zip((*_FLOATS, "reward"), rows, strict=True))
+        columns = dict(zip((*_FLOATS, "reward"), rows, strict=True))
         stage = self.stages[2]
         blueprint = torch.where(stage <= Stage.DORMANT, 0, self.seeds[1])
         return EpochCompleted(
             time=self.time,
             round=self.round,
             step=self.step,
-            added_parameters=added,
+            added_parameters=growth,
             op=op,
             slot=slot,
             success=[bool(value) for value in success],
             stage=stage.tolist(),
             blueprint=blueprint.tolist(),
             alpha=nested_numbers(self.signals[0].round(decimals=_DIGITS).tolist()),
-            **named,
+            **columns,
         )
 
     def _changes(self, before: Tensor, after: Tensor) -> Iterator[Event]:
@@ -171,6 +171,6 @@ class StepRecord:
         for stage, kind in ((Stage.GERMINATED, SeedGerminated), (Stage.PRUNED, SeedPruned)):
             if bool((now == stage).any()):
                 yield kind(**about(now == stage))  # type: ignore[arg-type]
-        kept = now == Stage.FOSSILISED
-        if bool(kept.any()):
-            yield SeedFossilized(**about(kept), parameters=parameters[kept].tolist())  # type: ignore[arg-type]
+        mask = now == Stage.FOSSILISED
+        if bool(mask.any()):
+            yield SeedFossilized(**about(mask), parameters=parameters[mask].tolist())  # type: ignore[arg-type]

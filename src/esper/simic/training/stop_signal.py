@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 
-class Stopped(Exception):
+class StopRequest(Exception):
     """A signal requested the end of the run."""
 
 
@@ -26,9 +26,9 @@ class StopSignal:
         self.number: int | None = None
 
     def check(self) -> None:
-        """Raise ``Stopped`` if a signal was received."""
+        """Raise ``StopRequest`` if a signal was received."""
         if self.number is not None:
-            raise Stopped
+            raise StopRequest
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -39,21 +39,21 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {known: signal.getsignal(known) for known in (signal.SIGINT, signal.SIGTERM)}
+        before = {code: signal.getsignal(code) for code in (signal.SIGINT, signal.SIGTERM)}
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
 
         def restore() -> None:
-            for known, handler in before.items():
-                signal.signal(known, handler)
+            for code, handler in before.items():
+                signal.signal(code, handler)
 
         def note(number: int, frame: FrameType | None) -> None:
             self.number = number
-            for known, handler in before.items():
-                signal.signal(known, signal.SIG_IGN if known == signal.SIGHUP else handler)
+            for code, handler in before.items():
+                signal.signal(code, signal.SIG_IGN if code == signal.SIGHUP else handler)
 
-        for known in before:
-            signal.signal(known, note)
+        for code in before:
+            signal.signal(code, note)
         try:
             yield
         finally:

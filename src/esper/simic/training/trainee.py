@@ -76,7 +76,7 @@ class Trainee(Protocol):
         """The learner, None for a policy that does not learn."""
         ...
 
-    def started(self, time: float, done: int) -> TrainingStarted:
+    def start_event(self, time: float, done: int) -> TrainingStarted:
         """The event ``TrainingStarted``; earlier processes completed ``done`` rounds."""
         ...
 

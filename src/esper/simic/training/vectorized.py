@@ -34,7 +34,7 @@ from esper.simic.run.run_directory import (
 )
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
-from esper.simic.training.session import Observer, Session, Unobserved
+from esper.simic.training.session import NullObserver, Observer, Session
 from esper.simic.training.setup import arithmetic, memory_error, resolve_devices, what_fits
 from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
@@ -125,9 +125,11 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
     earlier, _ = stored_config(run)
     before = flatten(earlier)
     config = unflatten(settings, earlier)
-    trained = earlier.method.algorithm
-    if config.method.algorithm != trained:
-        raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
+    algorithm = earlier.method.algorithm
+    if config.method.algorithm != algorithm:
+        raise UsageError(
+            f"resume: {run} learns by {algorithm}; resume it with esper train {algorithm}"
+        )
     then = latest_identity(run)
     if then is not None:
         # Before anything is built: the tasks of another plugin, say, may not exist.
@@ -140,7 +142,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
                 "start a new run"
             )
     config.algorithm.check_resumed(earlier.algorithm)
-    return run_training(config, trained, resume=run, observer=observer)
+    return run_training(config, algorithm, resume=run, observer=observer)
 
 
 def run_training(
@@ -181,10 +183,10 @@ def run_training(
         session = Session(
             directory,
             trainee,
-            observer or Unobserved(),
+            observer or NullObserver(),
             stop,
             identity_of(stored_id(directory.path), trainee.config, trainee.data_digests),
-            saved=done if resume else None,
+            checkpoint_round=done if resume else None,
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
@@ -227,11 +229,11 @@ def _open(
     config = trainee.config
     if resume is None:
         return RunDirectory.create(config, fingerprint), 0
-    stored, then = stored_config(resume)
+    settings, then = stored_config(resume)
     directory = RunDirectory(resume)
     try:
         checkpoint = load_latest(resume)
-        now = identity_of(stored_id(resume), stored, trainee.data_digests)
+        now = identity_of(stored_id(resume), settings, trainee.data_digests)
         # Other plugins are a setting of this resume, or were refused before they were run.
         check_same_run(resume, checkpoint.identity, now, plugins_given=True)
         if config.world.rounds <= checkpoint.round:

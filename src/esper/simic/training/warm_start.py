@@ -42,15 +42,15 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
             "lists your runs, and esper policies the policies that come with Esper"
         )
     try:
-        stored, _ = stored_config(run)
-        if stored.gymnasium.gym is not None:
+        settings, _ = stored_config(run)
+        if settings.gymnasium.gym is not None:
             raise UsageError(
-                f"initial_policy: {run} was trained on {stored.gymnasium.gym}; give a growth run"
+                f"initial_policy: {run} was trained on {settings.gymnasium.gym}; give a growth run"
             )
-        width, own = stored.learner.lstm_hidden, config.learner.lstm_hidden
-        if width != own:
+        width, expectation = settings.learner.lstm_hidden, config.learner.lstm_hidden
+        if width != expectation:
             raise UsageError(
-                f"initial_policy: the LSTM of {run} has width {width}, not {own}; give "
+                f"initial_policy: the LSTM of {run} has width {width}, not {expectation}; give "
                 f"--lstm-hidden {width}"
             )
         return load_latest(run)
