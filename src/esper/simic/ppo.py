@@ -274,12 +274,16 @@ class PPOAgent(PolicyActor[ObservationT]):
         values, returns, weight = batch.estimates.values, batch.estimates.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
         # Without weights, episodes are whole: the episode's return is that of its first step.
-        unweighted = weight is None
+        whole_episodes = weight is None
         metrics = {
             Metric.EXPLAINED_VARIANCE: overall,
             Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
-            Metric.RETURN_MEAN: returns[0].mean() if unweighted else weighted_mean(returns, weight),
-            Metric.VALUE_MEAN: values[0].mean() if unweighted else weighted_mean(values, weight),
+            Metric.RETURN_MEAN: returns[0].mean()
+            if whole_episodes
+            else weighted_mean(returns, weight),
+            Metric.VALUE_MEAN: values[0].mean()
+            if whole_episodes
+            else weighted_mean(values, weight),
             Metric.CLIP: self.scalars[Metric.CLIP],
             Metric.ENTROPY_WEIGHT: self.scalars[Metric.ENTROPY_WEIGHT],
             Metric.LEARNING_RATE: self.optimizer.rates["policy"],

@@ -41,7 +41,7 @@ def summarise(
     return summary, refusals.index(1.0) if 1.0 in refusals else None
 
 
-def averaged(
+def averages(
     minibatches: list[tuple[Metrics, float]], heads: tuple[str, ...]
 ) -> dict[str, float | None]:
     """Weighted means of the metrics of minibatches by name; one transfer from the device.

@@ -30,7 +30,7 @@ from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer
 from esper.simic.training.stop_signal import StopSignal
-from esper.simic.update_metrics import averaged
+from esper.simic.update_metrics import averages
 
 HELD_OUT = {
     Metric.POLICY_LOSS: Metric.HELD_OUT_POLICY_LOSS,
@@ -182,7 +182,7 @@ class OfflineSession:
                 return None
             batches.append((self.trainer.step(batch), _steps(batch)))
         # The only transfer of an epoch: it also waits for the device, so that the time is right.
-        metrics = averaged(batches, self.trainer.policy.heads)
+        metrics = averages(batches, self.trainer.policy.heads)
         metrics[Metric.LEARNING_RATE] = self.config.learning_rate
         speed = self.data.steps / (time.perf_counter() - begin)
         if self.trainer.scaler is not None:
@@ -204,7 +204,7 @@ class OfflineSession:
             values = self.trainer.measure(batch)
             shared_metrics = {name: value for name, value in values.items() if name in HELD_OUT}
             batches.append((shared_metrics, _steps(batch)))
-        metrics = averaged(batches, self.trainer.policy.heads)
+        metrics = averages(batches, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 
     def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:
