@@ -204,7 +204,7 @@ RUNNING = (
                 "read_regular(path / name, manifest.bytes.get(name, 0))",
                 "read_regular(path / name, 1 << 40)",
             ),
-            ("blueprints are not compared", "    if stored == BLUEPRINTS:\n", "    if True:\n"),
+            ("blueprints are not compared", "    if names == BLUEPRINTS:\n", "    if True:\n"),
             (
                 "the oldest checkpoint is loaded",
                 "for path in reversed(_checkpoints(run)):\n        try:",
@@ -217,7 +217,7 @@ RUNNING = (
             ),
             (
                 "damage is not said",
-                "            for what in damaged:\n",
+                "            for what in damage:\n",
                 "            for what in ():\n",
             ),
         ),
