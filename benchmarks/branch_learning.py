@@ -9,7 +9,7 @@ from branches import Branching
 from torch import Tensor
 
 from esper.leyline.config.offline import OfflineConfig, OfflineMethod
-from esper.simic.offline.batches import batch_of, groups_of, shuffled
+from esper.simic.offline.batches import batch_of, epoch_order, groups_of
 from esper.simic.offline.methods import branches
 from esper.simic.offline.offline_run import build_trainer
 from esper.simic.offline.recorded_data import RecordedData
@@ -74,7 +74,7 @@ def by_method(
     places = torch.arange(count)
     best = torch.tensor(found.above.argmax(1))
     for epoch in range(round(EPOCHS / share)):
-        for part in shuffled(learned, 1, epoch).split(HOSTS_PER_BATCH):
+        for part in epoch_order(learned, 1, epoch).split(HOSTS_PER_BATCH):
             chosen = (part[:, None] * count + places).flatten()
             if method == "bc":
                 chosen = part * count + best[part]

@@ -149,7 +149,7 @@ def test_captured_updates_are_eager_updates_bit_for_bit(
 def assert_replayed(agent: CapturedAgent[Any]) -> None:
     """The update was recorded and replayed, and nothing fell back to eager calls."""
     step = agent._captured_step
-    assert not step.failed
+    assert not step.failure
     assert [recording.replay is not None for recording in step.recordings.values()] == [True]
     assert [recording.calls for recording in step.recordings.values()] == [3 * 4 * 2]
 

@@ -43,18 +43,18 @@ LEARNING = (
             ),
             (
                 "a refused step is taken",
-                "stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))",
-                "stopped = torch.maximum(stopped, beyond_kl)",
+                "stop = torch.maximum(stop, torch.maximum(refusal, beyond_kl))",
+                "stop = torch.maximum(stop, beyond_kl)",
             ),
             (
                 "a stop lasts one minibatch",
-                "stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))",
-                "stopped = torch.maximum(refused, beyond_kl)",
+                "stop = torch.maximum(stop, torch.maximum(refusal, beyond_kl))",
+                "stop = torch.maximum(refusal, beyond_kl)",
             ),
             (
                 "an overflow is taken",
-                "self.optimizer.step_unless(torch.maximum(stopped, overflowed))",
-                "self.optimizer.step_unless(stopped)",
+                "self.optimizer.step_unless(torch.maximum(stop, overflow))",
+                "self.optimizer.step_unless(stop)",
             ),
             (
                 "inputs are not checked",
@@ -146,8 +146,8 @@ LEARNING = (
             ),
             (
                 "the larger of the two surrogates",
-                "-weighted_mean(torch.minimum(unclipped, clipped), weight)",
-                "-weighted_mean(torch.maximum(unclipped, clipped), weight)",
+                "-weighted_mean(torch.minimum(surrogate, clipped_surrogate), weight)",
+                "-weighted_mean(torch.maximum(surrogate, clipped_surrogate), weight)",
             ),
             (
                 "reward sign of the surrogate",
@@ -181,13 +181,13 @@ LEARNING = (
             ),
             (
                 "clipped steps learn",
-                ".masked_fill(unclipped > clipped, 0.0)",
+                ".masked_fill(surrogate > clipped_surrogate, 0.0)",
                 "",
             ),
             (
                 "steps at the bound learn nothing",
-                "masked_fill(unclipped > clipped, 0.0)",
-                "masked_fill(unclipped >= clipped, 0.0)",
+                "masked_fill(surrogate > clipped_surrogate, 0.0)",
+                "masked_fill(surrogate >= clipped_surrogate, 0.0)",
             ),
             (
                 "the mask is missing in the update",
@@ -197,7 +197,7 @@ LEARNING = (
             (
                 "padding counts in the mean of gradients",
                 "else weight / weight.sum()",
-                "else weight / unclipped.numel()",
+                "else weight / surrogate.numel()",
             ),
             (
                 "the lower bound is not clipped",
@@ -273,8 +273,8 @@ LEARNING = (
             ),
             (
                 "the mean of the whole group",
-                "(centred * (group_size / (group_size - 1)))",
-                "centred",
+                "(differences * (group_size / (group_size - 1)))",
+                "differences",
             ),
             (
                 "groups are strided",

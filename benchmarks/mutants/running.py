@@ -146,8 +146,8 @@ RUNNING = (
             ),
             (
                 "directory sync: of a checkpoint",
-                "    sync(folder)\n    try:\n        _verified",
-                "    try:\n        _verified",
+                "    sync(folder)\n    try:\n        _contents",
+                "    try:\n        _contents",
             ),
             (
                 "directory sync: of the run",
@@ -156,7 +156,7 @@ RUNNING = (
             ),
             ("drafts are left", "        _remove([draft])\n", "        pass\n"),
             ("older drafts are left", '    _remove(folder.glob(".draft-*"))\n', ""),
-            ("not read back", "        _verified(folder)\n", "        pass\n"),
+            ("not read back", "        _contents(folder)\n", "        pass\n"),
             (
                 "one checkpoint fewer is kept",
                 "if path not in done[-keep:])",
@@ -169,13 +169,17 @@ RUNNING = (
                 "done = folders",
             ),
             ("the round is not compared", "if manifest.round != int(path.name):", "if False:"),
-            ("checksums are not compared", "if _sha256(files[name]) != expected:", "if False:"),
+            ("checksums are not compared", "if _sha256(files[name]) != checksum:", "if False:"),
             (
                 "a manifest may name any file",
                 'if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):',
                 "if False:",
             ),
-            ("the seal is not compared", "whole = _sealed(fields) == content", "whole = True"),
+            (
+                "the seal is not compared",
+                "intact = _manifest_text(fields) == content",
+                "intact = True",
+            ),
             ("any schema is read", 'if fields.get("schema") != SCHEMA_VERSION:', "if False:"),
             ("pickles are executed", "weights_only=True", "weights_only=False"),
             ("archives are not checked", "        _check_archive(content)\n", ""),
@@ -192,7 +196,7 @@ RUNNING = (
             ),
             (
                 "any function may be named",
-                "if named and str(argument)",
+                "if is_name and str(argument)",
                 "if False and str(argument)",
             ),
             (
@@ -200,7 +204,7 @@ RUNNING = (
                 "read_regular(path / name, manifest.bytes.get(name, 0))",
                 "read_regular(path / name, 1 << 40)",
             ),
-            ("blueprints are not compared", "    if stored == BLUEPRINTS:\n", "    if True:\n"),
+            ("blueprints are not compared", "    if names == BLUEPRINTS:\n", "    if True:\n"),
             (
                 "the oldest checkpoint is loaded",
                 "for path in reversed(_checkpoints(run)):\n        try:",
@@ -213,7 +217,7 @@ RUNNING = (
             ),
             (
                 "damage is not said",
-                "            for what in damaged:\n",
+                "            for what in damage:\n",
                 "            for what in ():\n",
             ),
         ),

@@ -448,8 +448,8 @@ def test_float16_is_scaled_and_an_overflow_is_skipped_without_refusal() -> None:
     assert float(trainer.scaler.good_steps) == 1.0
 
     trainer = trainer_of(amp_dtype=torch.float16)
-    own, before = trainer.scaler.scaled, copy.deepcopy(trainer.policy.state_dict())
-    trainer.scaler.scaled = lambda loss: own(loss) * math.inf
+    own, before = trainer.scaler.product, copy.deepcopy(trainer.policy.state_dict())
+    trainer.scaler.product = lambda loss: own(loss) * math.inf
     assert float(trainer.step(batch)["refused"]) == 0.0
     assert float(trainer.scaler.scale) == 2.0**15
     assert all(torch.equal(before[n], x) for n, x in trainer.policy.state_dict().items())

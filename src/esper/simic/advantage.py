@@ -72,9 +72,9 @@ def leave_one_out(advantages: Tensor, group_size: int) -> Tensor:
     steps, count = advantages.shape
     if group_size < 2 or count % group_size:
         raise ValueError(f"groups of {group_size} of {count} environments have no other members")
-    grouped = advantages.view(steps, -1, group_size)
-    centred = grouped - grouped.mean(2, keepdim=True)
-    return (centred * (group_size / (group_size - 1))).view(steps, count)
+    groups = advantages.view(steps, -1, group_size)
+    differences = groups - groups.mean(2, keepdim=True)
+    return (differences * (group_size / (group_size - 1))).view(steps, count)
 
 
 def explained_variance(

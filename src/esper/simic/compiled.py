@@ -24,7 +24,7 @@ def resolve_mode(mode: str, device: torch.device) -> str:
     return mode
 
 
-class Compiled:
+class CompiledLoss:
     """Compiles a policy's encoder and its loss as one graph each; the LSTM between them is eager.
 
     Compiling a function that calls ``nn.LSTM`` compiles only what comes before the LSTM and
@@ -60,21 +60,21 @@ class Compiled:
                 minibatch.observation, minibatch.actions, minibatch.hidden
             )
             return ppo_loss(evaluation, *loss_inputs)
-        encoded = self._encode(minibatch.observation)
-        memory, _ = self._policy.run_lstm(encoded[0], minibatch.hidden)
+        encoding = self._encode(minibatch.observation)
+        memory, _ = self._policy.run_lstm(encoding[0], minibatch.hidden)
         return self._compiled_loss(
-            memory, encoded, minibatch.observation, minibatch.actions, *loss_inputs
+            memory, encoding, minibatch.observation, minibatch.actions, *loss_inputs
         )
 
     def _loss_of(
         self,
         memory: Tensor,
-        encoded: tuple[Tensor, ...],
+        encoding: tuple[Tensor, ...],
         observation: Any,
         actions: Tensor,
         *loss_inputs: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        evaluation = self._policy.evaluate_heads(memory, encoded, observation, actions)
+        evaluation = self._policy.evaluate_heads(memory, encoding, observation, actions)
         return ppo_loss(evaluation, *loss_inputs)
 
     def disable(self, error: Exception) -> bool:

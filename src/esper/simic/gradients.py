@@ -30,7 +30,7 @@ class LossScaler:
         self.scale = torch.full((), self.INITIAL_SCALE, device=device)
         self.good_steps = torch.zeros((), device=device)
 
-    def scaled(self, loss: Tensor) -> Tensor:
+    def product(self, loss: Tensor) -> Tensor:
         """The scaled loss, from which the backward pass starts."""
         return loss * self.scale
 
@@ -42,11 +42,11 @@ class LossScaler:
         """Whether the factor may have caused a gradient that is not finite, bool scalar."""
         return self.scale > self.MIN_SCALE
 
-    def adapt(self, overflowed: Tensor) -> None:
-        """Adapt the factor after a step; ``overflowed`` is a bool scalar on the device."""
-        good = torch.where(overflowed, 0.0, self.good_steps + 1.0)
+    def adapt(self, overflow: Tensor) -> None:
+        """Adapt the factor after a step; ``overflow`` is a bool scalar on the device."""
+        good = torch.where(overflow, 0.0, self.good_steps + 1.0)
         grow = good >= self.GROWTH_INTERVAL
-        change = torch.where(overflowed, 0.5, torch.where(grow, 2.0, 1.0))
+        change = torch.where(overflow, 0.5, torch.where(grow, 2.0, 1.0))
         self.scale.mul_(change).clamp_(min=self.MIN_SCALE)
         self.good_steps.copy_(torch.where(grow, 0.0, good))
 
@@ -135,14 +135,14 @@ class CheckedGradients(NamedTuple):
     Attributes:
         norm: global norm before clipping.
         heads: metrics with the norm of each head.
-        refused: 1 if loss or gradient are not finite without an overflow, else 0.
-        overflowed: 1 if float16 overflowed, which is no error, else 0.
+        refusal: 1 if loss or gradient are not finite without an overflow, else 0.
+        overflow: 1 if float16 overflowed, which is no error, else 0.
     """
 
     norm: Tensor
     heads: Metrics
-    refused: Tensor
-    overflowed: Tensor
+    refusal: Tensor
+    overflow: Tensor
 
 
 def backward(loss: Tensor, parameters: Iterable[nn.Parameter], scaler: LossScaler | None) -> None:
@@ -150,7 +150,7 @@ def backward(loss: Tensor, parameters: Iterable[nn.Parameter], scaler: LossScale
     if scaler is None:
         loss.backward()
     else:
-        scaler.scaled(loss).backward()
+        scaler.product(loss).backward()
         scaler.unscale([p.grad for p in parameters if p.grad is not None])
 
 
@@ -161,16 +161,16 @@ def check_gradients(
     norm, heads = norms.measure()
     norms.clip(norm, max_norm)
     finite = loss.isfinite() & norm.isfinite()
-    overflowed = _overflow(loss, norm, scaler)
-    refused = (~(finite | overflowed)).float()
-    named = {part_metric(Metric.HEAD_GRAD_NORMS, head): value for head, value in heads.items()}
-    return CheckedGradients(norm, named, refused, overflowed.float())
+    overflow = _overflow(loss, norm, scaler)
+    refusal = (~(finite | overflow)).float()
+    head_norms = {part_metric(Metric.HEAD_GRAD_NORMS, head): value for head, value in heads.items()}
+    return CheckedGradients(norm, head_norms, refusal, overflow.float())
 
 
 def _overflow(loss: Tensor, norm: Tensor, scaler: LossScaler | None) -> Tensor:
     """Whether float16 overflowed, bool scalar. No error: the scaler lowers its factor."""
     if scaler is None:
         return torch.zeros_like(loss, dtype=torch.bool)
-    overflowed = loss.isfinite() & ~norm.isfinite() & scaler.may_overflow()
-    scaler.adapt(overflowed)
-    return overflowed
+    overflow = loss.isfinite() & ~norm.isfinite() & scaler.may_overflow()
+    scaler.adapt(overflow)
+    return overflow

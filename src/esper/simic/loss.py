@@ -84,7 +84,7 @@ def ppo_loss(
         head_entropy = evaluation.head_entropy
         if weight is not None:
             choice, head_entropy = choice * weight[..., None], head_entropy * weight[..., None]
-        chosen = choice.sum((0, 1))
+        choices = choice.sum((0, 1))
         steps = float(ratio.numel()) if weight is None else weight.sum()
         metrics = {
             Metric.LOSS: loss,
@@ -96,8 +96,8 @@ def ppo_loss(
             Metric.RATIO_MAX: ratio.max(),
             Metric.RATIO_MIN: ratio.min(),
             Metric.RATIO_VARIANCE: weighted_mean((ratio - 1.0).square(), weight),
-            Metric.HEAD_ENTROPY: head_entropy.sum((0, 1)) / chosen.clamp(min=1.0),
-            Metric.HEAD_CHOICE: chosen / steps,
+            Metric.HEAD_ENTROPY: head_entropy.sum((0, 1)) / choices.clamp(min=1.0),
+            Metric.HEAD_CHOICE: choices / steps,
         }
     return loss, {name: value.detach() for name, value in metrics.items()}
 
@@ -128,17 +128,17 @@ class _SurrogateLoss(torch.autograd.Function):
             # Log-probs of padding are arbitrary: an overflow there would become NaN in the sums.
             log_ratio = torch.where(weight > 0, log_ratio, 0.0)
         ratio = log_ratio.exp()
-        unclipped = ratio * advantages
-        clipped = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip) * advantages
+        surrogate = ratio * advantages
+        clipped_surrogate = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip) * advantages
         error = value - targets
-        policy_loss = -weighted_mean(torch.minimum(unclipped, clipped), weight)
+        policy_loss = -weighted_mean(torch.minimum(surrogate, clipped_surrogate), weight)
         value_loss = 0.5 * weighted_mean(error.square(), weight)
         entropy = weighted_mean(head_entropy.sum(-1), weight)
         loss = policy_loss + value_weight * value_loss - entropy_weight * entropy
 
-        share = 1.0 / unclipped.numel() if weight is None else weight / weight.sum()
-        d_log_prob = (unclipped * -share).masked_fill(unclipped > clipped, 0.0)
-        d_entropy = (-entropy_weight * share).expand(unclipped.shape)
+        share = 1.0 / surrogate.numel() if weight is None else weight / weight.sum()
+        d_log_prob = (surrogate * -share).masked_fill(surrogate > clipped_surrogate, 0.0)
+        d_entropy = (-entropy_weight * share).expand(surrogate.shape)
         ctx.save_for_backward(d_log_prob, d_entropy, error * (value_weight * share))
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio

@@ -20,16 +20,16 @@ class RunningMoments:
     Args:
         shape: shape of one row.
         device: device of the moments.
-        unscaled: columns that ``normalise`` leaves as they are, bool ``[*shape]``; none if None.
+        raw_columns: those that ``normalise`` leaves as they are, bool ``[*shape]``; none if None.
 
     Attributes:
         deviation: ``sqrt(variance + 1e-4)`` of every column; 1 before the first update.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], device: torch.device, unscaled: Tensor | None = None
+        self, shape: tuple[int, ...], device: torch.device, raw_columns: Tensor | None = None
     ):
-        self.unscaled = None if unscaled is None else unscaled.to(device)
+        self.raw_columns = None if raw_columns is None else raw_columns.to(device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -63,15 +63,15 @@ class RunningMoments:
         self.deviation.copy_(torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """``(x - mean) / deviation`` clipped to +-10, in float32; ``unscaled`` columns unchanged.
+        """``(x - mean) / deviation`` clipped to +-10, in float32; ``raw_columns`` unchanged.
 
         Infinities are not clipped, so that the error they indicate stays visible.
         """
-        scaled = (x - self.mean) / self.deviation
-        bounded = torch.where(scaled.isinf(), scaled, scaled.clamp(-_CLIP, _CLIP))
-        if self.unscaled is not None:
-            bounded = torch.where(self.unscaled, x, bounded)
-        return bounded.float()
+        scores = (x - self.mean) / self.deviation
+        values = torch.where(scores.isinf(), scores, scores.clamp(-_CLIP, _CLIP))
+        if self.raw_columns is not None:
+            values = torch.where(self.raw_columns, x, values)
+        return values.float()
 
     def scale(self, x: Tensor) -> Tensor:
         """``(x - mean) / deviation`` without bounds, in float32."""
@@ -92,8 +92,8 @@ class RunningMoments:
             ValueError: the moments have another shape.
         """
         if state["mean"].shape != self.mean.shape:
-            stored, shape = tuple(state["mean"].shape), tuple(self.mean.shape)
-            raise ValueError(f"moments of shape {stored}, not {shape}")
+            old_shape, shape = tuple(state["mean"].shape), tuple(self.mean.shape)
+            raise ValueError(f"moments of shape {old_shape}, not {shape}")
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])
         self._find_deviation()

@@ -70,12 +70,12 @@ class PolicyOptimizer:
                 x.copy_(torch.where(skip > 0, before.get(name, torch.zeros_like(x)), x))
 
     def _tensors(self) -> dict[str, Tensor]:
-        named: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            named[name] = parameter.detach()
+            tensors[name] = parameter.detach()
             for key, value in self.adam.state.get(parameter, {}).items():
-                named[f"{name}/{key}"] = value
-        return named
+                tensors[f"{name}/{key}"] = value
+        return tensors
 
     def finite(self) -> Tensor:
         """Whether every parameter and every moment is finite, bool scalar on the device.
@@ -96,26 +96,26 @@ class PolicyOptimizer:
             if parameter in self.adam.state
         }
 
-    def load(self, stored: dict[str, dict[str, Any]]) -> None:
+    def load(self, states: dict[str, dict[str, Any]]) -> None:
         """Restore what ``state`` returned.
 
         Raises:
             KeyError: it contains a parameter that the policy does not have.
             ValueError: a moment has another shape.
         """
-        unknown = set(stored) - set(self.names)
+        unknown = set(states) - set(self.names)
         if unknown:
             raise KeyError(f"the policy has no parameter {sorted(unknown)[0]}")
         for name, parameter in zip(self.names, self.parameters, strict=True):
-            if name not in stored:
+            if name not in states:
                 self.adam.state.pop(parameter, None)
                 continue
-            for key, value in stored[name].items():
+            for key, value in states[name].items():
                 if key != "step" and value.shape != parameter.shape:
                     raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}")
             self.adam.state[parameter] = {
                 key: value.clone().to(parameter.device if key != "step" or self.fused else "cpu")
-                for key, value in stored[name].items()
+                for key, value in states[name].items()
             }
 
 

@@ -16,7 +16,7 @@ from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric, part_metric
 from esper.simic.actor import OlderActor, PolicyActor
 from esper.simic.advantage import explained_variance
-from esper.simic.compiled import Compiled, is_compiler_error
+from esper.simic.compiled import CompiledLoss, is_compiler_error
 from esper.simic.estimates import Estimates, Estimator, GeneralisedEstimator
 from esper.simic.gradients import (
     GradientNorms,
@@ -70,7 +70,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         device: device of the networks.
         network: builds the policy; called once, with the global generator seeded.
         moments: normalises the policy's observations.
-        compile_mode: see ``simic.compiled.Compiled``.
+        compile_mode: see ``simic.compiled.CompiledLoss``.
         advantage_floor: advantages are divided by their standard deviation or by this, whichever
             is larger.
         estimator: estimates advantages and value targets; generalised advantages if None.
@@ -108,9 +108,9 @@ class PPOAgent(PolicyActor[ObservationT]):
         half = self.policy.amp_dtype == torch.float16
         self.scaler = LossScaler(device) if half else None
         self.norms = GradientNorms(self.policy, device)
-        scheduled = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
-        self.scalars = {name: torch.zeros((), device=device) for name in scheduled}
-        self.compiled = Compiled(self.policy, compile_mode)
+        names = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
+        self.scalars = {name: torch.zeros((), device=device) for name in names}
+        self.compiled = CompiledLoss(self.policy, compile_mode)
         self.updates = 0
         self._older = older(self) if older is not None else None
         self.actor = self._older.actor if self._older is not None else self
@@ -131,16 +131,16 @@ class PPOAgent(PolicyActor[ObservationT]):
         Returns:
             metrics by name; a gradient norm is None if a gradient is missing.
         """
-        self._before = _copied(self.state(), self._before)
+        self._before = _copy(self.state(), self._before)
         self._set_schedules()
         batch = self._prepare_batch(rollout)
-        refused = stopped = self._refuse_inputs(rollout)
+        refusal = stop = self._refuse_inputs(rollout)
         minibatches = self._draw_minibatches(batch.sequences.count)
         metrics = []
-        for chosen in minibatches:
-            step, stopped = self._minibatch_step(self._pick(batch.sequences, chosen), stopped)
+        for indices in minibatches:
+            step, stop = self._minibatch_step(self._pick(batch.sequences, indices), stop)
             metrics.append(step)
-        metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refused)}
+        metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refusal)}
         self._adapt_learning_rate(metrics)
         summary, first_refused = summarise(metrics, self._update_metrics(batch), self.policy.heads)
         self.refusal = None
@@ -173,9 +173,9 @@ class PPOAgent(PolicyActor[ObservationT]):
             # Unnormalised returns would dominate the actor's gradient in the first update.
             self.return_moments.update(self._without_resets(targets, rollout))
         observation = self.moments.normalise(rollout.observation)
-        scaled = self.return_moments.scale(targets)
+        scaled_targets = self.return_moments.scale(targets)
         sequences = split_sequences(
-            rollout, observation, estimates.old_log_prob, advantages, scaled
+            rollout, observation, estimates.old_log_prob, advantages, scaled_targets
         )
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
@@ -193,26 +193,26 @@ class PPOAgent(PolicyActor[ObservationT]):
         The order is drawn from the counter-based generator, keyed by epoch and update.
         """
         streams = torch.arange(self.config.ppo_epochs)
-        drawn = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
+        draws = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
         count = min(self.config.minibatches, sequences)
-        return [part for order in drawn.argsort(1) for part in order.tensor_split(count)]
+        return [part for order in draws.argsort(1) for part in order.tensor_split(count)]
 
-    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
-        return sequences.pick(chosen)
+    def _pick(self, sequences: Sequences[ObservationT], indices: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick(indices)
 
     def _minibatch_step(
-        self, minibatch: Sequences[ObservationT], stopped: Tensor
+        self, minibatch: Sequences[ObservationT], stop: Tensor
     ) -> tuple[Metrics, Tensor]:
         """Take an optimizer step; the device skips it if it is refused, stopped or overflowed."""
         loss, metrics = self._gradients(minibatch)
-        norm, heads, refused, overflowed = check_gradients(
+        norm, heads, refusal, overflow = check_gradients(
             loss, self.norms, self.scaler, self.config.max_gradient_norm
         )
         beyond_kl = (metrics[Metric.APPROX_KL] > 1.5 * self.config.target_kl).float()
-        stopped = torch.maximum(stopped, torch.maximum(refused, beyond_kl))
-        self.optimizer.step_unless(torch.maximum(stopped, overflowed))
-        flags = {Metric.GRAD_NORM: norm, Metric.REFUSED: refused, Metric.STOPPED: stopped}
-        return metrics | flags | heads, stopped
+        stop = torch.maximum(stop, torch.maximum(refusal, beyond_kl))
+        self.optimizer.step_unless(torch.maximum(stop, overflow))
+        flags = {Metric.GRAD_NORM: norm, Metric.REFUSED: refusal, Metric.STOPPED: stop}
+        return metrics | flags | heads, stop
 
     def _gradients(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
         """Loss, metrics and gradients of a minibatch; backward runs outside autocast."""
@@ -273,12 +273,17 @@ class PPOAgent(PolicyActor[ObservationT]):
         """Metrics of the update as a whole, in addition to those of its minibatches."""
         values, returns, weight = batch.estimates.values, batch.estimates.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
-        whole = weight is None  # whole episodes: the episode's return is that of its first step
+        # Without weights, episodes are whole: the episode's return is that of its first step.
+        whole_episodes = weight is None
         metrics = {
             Metric.EXPLAINED_VARIANCE: overall,
             Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
-            Metric.RETURN_MEAN: returns[0].mean() if whole else weighted_mean(returns, weight),
-            Metric.VALUE_MEAN: values[0].mean() if whole else weighted_mean(values, weight),
+            Metric.RETURN_MEAN: returns[0].mean()
+            if whole_episodes
+            else weighted_mean(returns, weight),
+            Metric.VALUE_MEAN: values[0].mean()
+            if whole_episodes
+            else weighted_mean(values, weight),
             Metric.CLIP: self.scalars[Metric.CLIP],
             Metric.ENTROPY_WEIGHT: self.scalars[Metric.ENTROPY_WEIGHT],
             Metric.LEARNING_RATE: self.optimizer.rates["policy"],
@@ -303,10 +308,10 @@ class PPOAgent(PolicyActor[ObservationT]):
         moments = {f"optimizer/{n}/{k}": x for n, part in parts.items() for k, x in part.items()}
         weights = {f"policy/{n}": p for n, p in self.policy.named_parameters()}
         # In two calls: rollout and minibatch have names in common.
-        found = first_not_finite(rollout.tensors() | moments | weights)
-        found = found or first_not_finite(minibatch.tensors())
-        if found is not None:
-            return found
+        cause = first_not_finite(rollout.tensors() | moments | weights)
+        cause = cause or first_not_finite(minibatch.tensors())
+        if cause is not None:
+            return cause
         _, metrics = self._gradients(minibatch)
         losses = {f"loss/{name}": metrics[name] for name in LOSSES}
         gradients = {f"gradient/{n}": p.grad for n, p in self.policy.named_parameters()}
@@ -350,16 +355,16 @@ class PPOAgent(PolicyActor[ObservationT]):
         return {**self.moments.parts(), "return": self.return_moments}
 
 
-def _copied(parts: Any, place: Any) -> Any:
-    """A deep copy of nested dictionaries of tensors, written into ``place`` where shapes match.
+def _copy(parts: Any, destination: Any) -> Any:
+    """A deep copy of nested dictionaries of tensors, in ``destination`` where shapes match.
 
     Reusing the memory of the last round matters: allocating it costs more than copying.
     """
     if isinstance(parts, dict):
-        known = place if isinstance(place, dict) else {}
-        return {name: _copied(value, known.get(name)) for name, value in parts.items()}
+        destinations = destination if isinstance(destination, dict) else {}
+        return {name: _copy(value, destinations.get(name)) for name, value in parts.items()}
     if not isinstance(parts, Tensor):
         return parts
-    if isinstance(place, Tensor) and place.shape == parts.shape:
-        return place.copy_(parts.detach())
+    if isinstance(destination, Tensor) and destination.shape == parts.shape:
+        return destination.copy_(parts.detach())
     return parts.detach().clone()

@@ -35,9 +35,9 @@ class Rollout(Generic[ObservationT]):
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros(length, *like.shape, dtype=like.dtype, device=like.device)
 
-        seen = first.tensors()
+        tensors = first.tensors()
         self.observation: ObservationT = type(first).from_tensors(
-            {n: zeros(x) for n, x in seen.items()}
+            {n: zeros(x) for n, x in tensors.items()}
         )
         per_environment = torch.zeros(len(actions), device=actions.device)
         self.actions = zeros(actions)
@@ -58,23 +58,23 @@ class Rollout(Generic[ObservationT]):
 
     def tensors(self) -> dict[str, Tensor]:
         """The floating-point tensors by name."""
-        named = named_inputs(self.observation, self.hidden) | {
+        tensors = named_inputs(self.observation, self.hidden) | {
             "reward": self.rewards,
             "log_prob": self.log_prob,
             "value": self.values,
             "last_value": self.last_value,
         }
-        return {name: x for name, x in named.items() if x.is_floating_point()}
+        return {name: x for name, x in tensors.items() if x.is_floating_point()}
 
     def state(self) -> dict[str, Any]:
         """All tensors of the rollout by name, for a file."""
         names = ("actions", "log_prob", "values", "rewards", "terminated", "truncated")
-        own = {name: getattr(self, name) for name in (*names, "last_value", "hidden", "valid")}
+        fields = {name: getattr(self, name) for name in (*names, "last_value", "hidden", "valid")}
         last = self.last_observation
         return {
             "observation": self.observation.tensors(),
             "last_observation": None if last is None else last.tensors(),
-            **own,
+            **fields,
         }
 
     @classmethod
@@ -93,9 +93,9 @@ class Rollout(Generic[ObservationT]):
         self, t: int, observation: ObservationT, actions: Tensor, log_prob: Tensor, value: Tensor
     ) -> None:
         """Store the observation and the action of step ``t``."""
-        stored = self.observation.tensors()
+        storage = self.observation.tensors()
         for name, tensor in observation.tensors().items():
-            stored[name][t] = tensor
+            storage[name][t] = tensor
         self.actions[t] = actions
         self.log_prob[t] = log_prob
         self.values[t] = value

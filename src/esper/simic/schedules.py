@@ -55,8 +55,8 @@ class Schedule:
             return end + (1.0 - end) * 0.5 * (1.0 + math.cos(math.pi * done / span))
         assert self.decay == "step", self.decay
         stairs = -(-span // self.step_size)
-        climbed = stairs if done == span else done // self.step_size
-        return float(end ** (climbed / stairs))
+        step = stairs if done == span else done // self.step_size
+        return float(end ** (step / stairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,35 +42,37 @@ class Sequences(Generic[ObservationT]):
         """Number of sequences."""
         return self.actions.shape[1]
 
-    def pick(self, chosen: Tensor) -> "Sequences[ObservationT]":
-        """The sequences ``chosen``, int64 ``[m]``, cut to the longest of them."""
+    def pick(self, indices: Tensor) -> "Sequences[ObservationT]":
+        """The sequences ``indices``, int64 ``[m]``, cut to the longest of them."""
         length = self.actions.shape[0]
         if self.lengths is not None:
-            length = int(self.lengths[chosen].max())
-        index = moved(chosen, self.actions.device)
-        lengths = None if self.lengths is None else self.lengths[chosen]
-        return self._picked(index, lambda x: x[:length].index_select(1, index), lengths)
+            length = int(self.lengths[indices].max())
+        index = moved(indices, self.actions.device)
+        lengths = None if self.lengths is None else self.lengths[indices]
+        return self._selection(index, lambda x: x[:length].index_select(1, index), lengths)
 
-    def pick_padded(self, chosen: Tensor) -> "Sequences[ObservationT]":
+    def pick_padded(self, indices: Tensor) -> "Sequences[ObservationT]":
         """``pick``, padded so that few shapes occur, which CUDA graphs need.
 
         If sequences differ in length, the length and the number of the chosen ones are rounded up
         to powers of two, with steps of weight 0.
         """
         if self.lengths is None or self.weight is None:
-            return self.pick(chosen)
-        length, count = int(self.lengths[chosen].max()), len(chosen)
+            return self.pick(indices)
+        length, count = int(self.lengths[indices].max()), len(indices)
         steps, columns = torch.arange(_power_of_two(length)), torch.arange(_power_of_two(count))
         inside = (steps < length)[:, None] & (columns < count)
         device = self.actions.device
-        places = moved(steps.clamp(max=length - 1), device)
-        index = moved(torch.cat([chosen, chosen[:1].expand(len(columns) - count)]), device)
+        positions = moved(steps.clamp(max=length - 1), device)
+        index = moved(torch.cat([indices, indices[:1].expand(len(columns) - count)]), device)
 
-        picked = self._picked(index, lambda x: x.index_select(1, index).index_select(0, places))
-        assert picked.weight is not None
-        return replace(picked, weight=picked.weight * moved(inside, device))
+        selection = self._selection(
+            index, lambda x: x.index_select(1, index).index_select(0, positions)
+        )
+        assert selection.weight is not None
+        return replace(selection, weight=selection.weight * moved(inside, device))
 
-    def _picked(
+    def _selection(
         self, index: Tensor, part: Callable[[Tensor], Tensor], lengths: Tensor | None = None
     ) -> "Sequences[ObservationT]":
         """The sequences ``index``; ``part`` takes them from a tensor ``[T, N, ...]``."""
@@ -88,13 +90,13 @@ class Sequences(Generic[ObservationT]):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that an update computes with, by name."""
-        named = named_inputs(self.observation, self.hidden) | {
+        tensors = named_inputs(self.observation, self.hidden) | {
             "actions": self.actions,
             "log_prob": self.old_log_prob,
             "advantage": self.advantages,
             "target": self.targets,
         }
-        return named if self.weight is None else named | {"weight": self.weight}
+        return tensors if self.weight is None else tensors | {"weight": self.weight}
 
     @classmethod
     def from_tensors(
@@ -196,9 +198,9 @@ def split_sequences(
             rollout.hidden,
         )
     first, environment, lengths = segments(rollout.valid)
-    places, inside = padded(first, lengths)
+    positions, inside = padded(first, lengths)
     device = rollout.actions.device
-    time = moved(places, device)
+    time = moved(positions, device)
     environment = moved(environment, device)
     weight = moved(inside, device)
     continues = moved(first == 0, device)[:, None]

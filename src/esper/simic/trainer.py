@@ -80,16 +80,16 @@ class Batch(NamedTuple):
     @property
     def actions(self) -> Tensor:
         """The option of every head, int64 ``[T, B, heads]``."""
-        named = torch.stack([self.seed_idx, self.blueprint_idx], -1)
-        return torch.cat([self.choices[..., :1], named, self.choices[..., 1:]], -1)
+        placement = torch.stack([self.seed_idx, self.blueprint_idx], -1)
+        return torch.cat([self.choices[..., :1], placement, self.choices[..., 1:]], -1)
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on ``device``; a copy from page-locked memory does not make the CPU wait."""
 
-        def moved(x: Tensor) -> Tensor:
+        def transfer(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
 
-        return Batch(SlotFeatures(*map(moved, self.features)), *map(moved, self[1:]))
+        return Batch(SlotFeatures(*map(transfer, self.features)), *map(transfer, self[1:]))
 
 
 class Loss(Protocol):
@@ -124,9 +124,9 @@ class _PolicyNetwork(nn.Module):
         if not torch.compiler.is_compiling():
             return self.policy.evaluate_actions(observation, actions, hidden)
         # The native library, which evaluate_actions may call, cannot be traced.
-        encoded = self.policy.encode(observation)
-        memory, _ = self.policy.run_lstm(encoded[0], hidden)
-        return self.policy.evaluate_heads(memory, encoded, observation, actions)
+        encoding = self.policy.encode(observation)
+        memory, _ = self.policy.run_lstm(encoding[0], hidden)
+        return self.policy.evaluate_heads(memory, encoding, observation, actions)
 
 
 class Trainer:
@@ -206,12 +206,12 @@ class Trainer:
         """Forward, loss, backward, step of scaler and optimizer, and ``zero_grad``."""
         loss, metrics = self.loss(self.network(batch), batch)
         backward(loss, self.policy.parameters(), self.scaler)
-        norm, heads, refused, overflowed = check_gradients(
+        norm, heads, refusal, overflow = check_gradients(
             loss.detach(), self.norms, self.scaler, self.config.max_gradient_norm
         )
-        self._step_unless(torch.maximum(refused, overflowed))
+        self._step_unless(torch.maximum(refusal, overflow))
         self.optimizer.zero_grad()
-        return metrics | heads | {Metric.GRAD_NORM: norm, Metric.REFUSED: refused}
+        return metrics | heads | {Metric.GRAD_NORM: norm, Metric.REFUSED: refusal}
 
     @torch.no_grad()
     def measure(self, batch: Batch) -> dict[str, Tensor]:

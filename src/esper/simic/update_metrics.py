@@ -25,7 +25,7 @@ def summarise(
         means over the minibatches (extremes for ratios and flags), and the index of the first
         minibatch that was refused, None if none was.
     """
-    names, missing, table = _tabulated(minibatches, heads)
+    names, missing, table = _table(minibatches, heads)
     extra = torch.stack([value.float() for value in update.values()])
     numbers = torch.cat([table.flatten(), extra]).tolist()
     columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
@@ -37,11 +37,11 @@ def summarise(
     summary[Metric.FIRST_KL] = columns[Metric.APPROX_KL][0]
     summary[Metric.FIRST_RATIO_MAX] = columns[Metric.RATIO_MAX][0]
     summary |= dict(zip(update, numbers[table.numel() :], strict=True))
-    refused = columns[Metric.REFUSED]
-    return summary, refused.index(1.0) if 1.0 in refused else None
+    refusals = columns[Metric.REFUSED]
+    return summary, refusals.index(1.0) if 1.0 in refusals else None
 
 
-def averaged(
+def averages(
     minibatches: list[tuple[Metrics, float]], heads: tuple[str, ...]
 ) -> dict[str, float | None]:
     """Weighted means of the metrics of minibatches by name; one transfer from the device.
@@ -50,28 +50,28 @@ def averaged(
         minibatches: metrics and weight of each minibatch.
         heads: names of the action heads, for metrics of shape ``[heads]``.
     """
-    names, missing, table = _tabulated([metrics for metrics, _ in minibatches], heads)
+    names, missing, table = _table([metrics for metrics, _ in minibatches], heads)
     table = table.cpu()
     weights = table.new_tensor([weight for _, weight in minibatches])
     means = (weights @ table / weights.sum()).tolist()
     return dict.fromkeys(missing) | dict(zip(names, means, strict=True))
 
 
-def _tabulated(
+def _table(
     minibatches: list[Metrics], heads: tuple[str, ...]
 ) -> tuple[list[str], set[str], Tensor]:
     """Names that all minibatches have, names that one lacks, and the former's values, a row each.
 
     A tensor ``[heads]`` is split into one scalar per head.
     """
-    flat = [_flattened(metrics, heads) for metrics in minibatches]
+    flat = [_scalars(metrics, heads) for metrics in minibatches]
     missing = {name for metrics in flat for name, value in metrics.items() if value is None}
     names = [name for name in flat[0] if name not in missing]
     table = torch.stack([torch.stack([m[name].float() for name in names]) for m in flat])
     return names, missing, table
 
 
-def _flattened(metrics: Metrics, heads: tuple[str, ...]) -> Metrics:
+def _scalars(metrics: Metrics, heads: tuple[str, ...]) -> Metrics:
     """The metrics, with each tensor ``[heads]`` split into one scalar per head."""
     flat: Metrics = {}
     for name, value in metrics.items():

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.graphs.capture import WARMUPS, Captured
+from esper.simic.graphs.capture import WARMUPS, CapturedFunction
 from esper.simic.graphs.captured_agent import CapturedAgent, agent_class
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.growth_moments import GrowthMoments
@@ -40,7 +40,7 @@ class Replayer:
 
 def test_only_recorded_shapes_are_replayed() -> None:
     recorder = Replayer()
-    doubled = Captured(lambda inputs: {"y": 2.0 * inputs["x"]}, recorder, "test")
+    doubled = CapturedFunction(lambda inputs: {"y": 2.0 * inputs["x"]}, recorder, "test")
     kept = []
     for i in range(WARMUPS + 4):
         kept.append(doubled({"x": torch.full((3,), float(i))})["y"])
@@ -56,7 +56,7 @@ def test_a_failed_recording_warns_once_and_runs_eagerly(caplog) -> None:
         def record(self, function):
             raise RuntimeError("operation not permitted when stream is capturing\nlong")
 
-    step = Captured(lambda inputs: {"y": inputs["x"] + 1.0}, Broken(), "update")
+    step = CapturedFunction(lambda inputs: {"y": inputs["x"] + 1.0}, Broken(), "update")
     with caplog.at_level(logging.WARNING, "esper"):
         found = [step({"x": torch.tensor(float(i))})["y"].item() for i in range(8)]
     assert found == [i + 1.0 for i in range(8)]

@@ -134,9 +134,9 @@ def test_every_epoch_takes_each_episode_once_in_another_order(
     monkeypatch.setattr(Trainer, "step", step)
     learned(recorded, tmp_path, epochs=3)
     data = read_data(ImitationConfig(**SETTINGS, records=(recorded,)))
-    count = len(data.learned)
+    count = len(data.training)
     epochs = [seen[i : i + count] for i in range(0, len(seen), count)]
-    expected = sorted(data.returns[0, data.learned].tolist())
+    expected = sorted(data.returns[0, data.training].tolist())
     assert [sorted(epoch) for epoch in epochs] == [expected] * 3
     assert len({tuple(epoch) for epoch in epochs}) == 3
 

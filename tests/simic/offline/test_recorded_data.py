@@ -23,8 +23,8 @@ from esper.simic.offline import recorded_data
 from esper.simic.offline.batches import (
     EpisodeLoader,
     batch_of,
+    epoch_order,
     monte_carlo_returns,
-    shuffled,
     split,
 )
 from esper.simic.offline.recorded_data import RecordedData, fit_moments, read_data
@@ -68,7 +68,7 @@ def test_every_episode_is_loaded_once_in_batches_of_nearly_equal_size() -> None:
     episodes = synthetic_episodes(LENGTHS * 4)
     returns = torch.arange(24.0).expand(6, 24)
     loader = EpisodeLoader(episodes, returns, CPU)
-    chosen = shuffled(torch.arange(3, 24), seed=1, epoch=2)
+    chosen = epoch_order(torch.arange(3, 24), seed=1, epoch=2)
     batches = list(loader.batches(chosen, size=5))
     assert [batch.returns.shape[1] for batch in batches] == [5, 4, 4, 4, 4]
     assert [x for b in batches for x in b.returns[0].tolist()] == chosen.tolist()
@@ -76,10 +76,10 @@ def test_every_episode_is_loaded_once_in_batches_of_nearly_equal_size() -> None:
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     chosen = torch.tensor([4, 7, 8, 11, 20, 21, 23])
-    orders = [shuffled(chosen, seed, epoch).tolist() for seed in (1, 2) for epoch in (1, 2)]
+    orders = [epoch_order(chosen, seed, epoch).tolist() for seed in (1, 2) for epoch in (1, 2)]
     assert all(sorted(order) == chosen.tolist() for order in orders)
     assert len({tuple(order) for order in orders}) == 4
-    assert shuffled(chosen, 1, 2).tolist() == orders[1]
+    assert epoch_order(chosen, 1, 2).tolist() == orders[1]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
@@ -203,11 +203,11 @@ def test_runs_are_joined_with_their_tasks_and_rules(make: Make, random: str) -> 
     other = make("ppo", task="digits_deep", rounds=2)
     data = read_data(ImitationConfig(records=(random, other), held_out=0.3))
     assert data.episodes.count == 12 + 8
-    assert len(data.learned) + len(data.held_out) == 20
+    assert len(data.training) + len(data.held_out) == 20
     assert data.world.task == ("digits_shift", "digits_deep")
     assert data.world.slots == ()
     assert data.world.max_seeds is None
-    assert data.steps == 3 * len(data.learned)
+    assert data.steps == 3 * len(data.training)
     assert len(set(data.identities)) == 2
 
 
@@ -270,7 +270,7 @@ def test_the_limit_of_seeds_that_tasks_bring_is_theirs_again(make: Make) -> None
 def test_one_host_cannot_be_held_out(make: Make) -> None:
     one = make(rounds=1, envs=2)
     assert refusal(records=(one,)).startswith("held_out: all episodes share host and data")
-    assert len(read_data(ImitationConfig(records=(one,), held_out=0.0)).learned) == 2
+    assert len(read_data(ImitationConfig(records=(one,), held_out=0.0)).training) == 2
 
 
 def spoiled(change: Callable[[Episodes], None], monkeypatch) -> None:

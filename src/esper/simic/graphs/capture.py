@@ -97,7 +97,7 @@ class _Recording:
     results: Tensors = field(default_factory=dict)
 
 
-class Captured:
+class CapturedFunction:
     """``function``, recorded once for each set of its inputs' shapes and dtypes, then replayed.
 
     The first ``WARMUPS`` calls with new shapes run eagerly, and so do all calls once there are
@@ -112,12 +112,12 @@ class Captured:
 
     def __init__(self, function: Function, recorder: Recorder, name: str):
         self.function, self.recorder, self.name = function, recorder, name
-        self.failed = False
+        self.failure = False
         self.recordings: dict[tuple[object, ...], _Recording] = {}
 
     def __call__(self, inputs: Tensors) -> Tensors:
         """The results of ``function(inputs)``, in new tensors."""
-        recording = None if self.failed else self._recording(inputs)
+        recording = None if self.failure else self._recording(inputs)
         if recording is None:
             return self.function(inputs)
         recording.calls += 1
@@ -147,6 +147,6 @@ class Captured:
         except Exception as error:
             reason = first_line(error)
             log.warning("%s: not captured as a CUDA graph (%s); running eagerly", self.name, reason)
-            self.failed = True
+            self.failure = True
             return False
         return True

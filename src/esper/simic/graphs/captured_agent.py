@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.metrics import Metric
 from esper.simic.actor import PolicyActor
-from esper.simic.graphs.capture import Captured, CudaRecorder, Recorder, Tensors
+from esper.simic.graphs.capture import CapturedFunction, CudaRecorder, Recorder, Tensors
 from esper.simic.normalise import ObservationMoments
 from esper.simic.ppo import PPOAgent
 from esper.simic.sequences import Sequences
@@ -31,10 +31,10 @@ class CapturedActor(PolicyActor[ObservationT]):
         recorder: records the graph; a ``CudaRecorder`` if None.
     """
 
-    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
+    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **keywords: Any):
         self._given_recorder = recorder
-        super().__init__(*arguments, **named)
-        self._acting = Captured(self._act_on, self._recorder, "rollout step")
+        super().__init__(*arguments, **keywords)
+        self._acting = CapturedFunction(self._act_on, self._recorder, "rollout step")
 
     @cached_property
     def _recorder(self) -> Recorder:
@@ -69,21 +69,21 @@ class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
         recorder: records the graphs; a ``CudaRecorder`` if None.
     """
 
-    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **named: Any):
-        super().__init__(*arguments, recorder=recorder, **named)
-        self._captured_step = Captured(self._minibatch_step_on, self._recorder, "update")
+    def __init__(self, *arguments: Any, recorder: Recorder | None = None, **keywords: Any):
+        super().__init__(*arguments, recorder=recorder, **keywords)
+        self._captured_step = CapturedFunction(self._minibatch_step_on, self._recorder, "update")
         self._missing: set[str] = set()
 
-    def _pick(self, sequences: Sequences[ObservationT], chosen: Tensor) -> Sequences[ObservationT]:
-        return sequences.pick_padded(chosen)
+    def _pick(self, sequences: Sequences[ObservationT], indices: Tensor) -> Sequences[ObservationT]:
+        return sequences.pick_padded(indices)
 
     def _minibatch_step(
-        self, minibatch: Sequences[ObservationT], stopped: Tensor
+        self, minibatch: Sequences[ObservationT], stop: Tensor
     ) -> tuple[Metrics, Tensor]:
         self._kind = type(minibatch.observation)
-        metrics: Metrics = dict(self._captured_step(minibatch.tensors() | {"before": stopped}))
-        stopped = metrics[Metric.STOPPED]
-        return metrics | dict.fromkeys(self._missing), stopped
+        metrics: Metrics = dict(self._captured_step(minibatch.tensors() | {"before": stop}))
+        stop = metrics[Metric.STOPPED]
+        return metrics | dict.fromkeys(self._missing), stop
 
     def _minibatch_step_on(self, inputs: Tensors) -> Tensors:
         minibatch = Sequences.from_tensors(self._kind, inputs)

@@ -88,8 +88,8 @@ def gym_agent(
         policy.amp_dtype = amp_dtype
         return policy
 
-    measured = shape.measured and config.gymnasium.normalise_observations
-    moments = FlatMoments(shape.inputs, device, measured)
+    normalise = shape.measured and config.gymnasium.normalise_observations
+    moments = FlatMoments(shape.inputs, device, normalise)
     agent: PPOAgent[FlatObservation] = agent_class(device, compile_mode)(
         config.learner,
         config.world.seed,

@@ -20,7 +20,7 @@ def play(
     Returns:
         the first episode of each environment.
     """
-    kept = agent.hidden, agent.greedy
+    state = agent.hidden, agent.greedy
     agent.greedy = greedy
     environments.reset()
     agent.begin(torch.arange(environments.count, device=agent.device), 0)
@@ -35,5 +35,5 @@ def play(
             for episode in environments.ended:
                 first.setdefault(episode.environment, episode)
             step += 1
-    agent.hidden, agent.greedy = kept
+    agent.hidden, agent.greedy = state
     return [first[i] for i in range(environments.count)]

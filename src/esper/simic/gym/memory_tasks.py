@@ -22,9 +22,9 @@ class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, **arguments: Any):
         super().__init__(CartPoleEnv(**arguments))
-        whole = self.env.observation_space
-        assert isinstance(whole, spaces.Box)
-        self.observation_space = spaces.Box(whole.low[POSITIONS], whole.high[POSITIONS])
+        box = self.env.observation_space
+        assert isinstance(box, spaces.Box)
+        self.observation_space = spaces.Box(box.low[POSITIONS], box.high[POSITIONS])
 
     def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
         """Position and angle."""
@@ -74,13 +74,13 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
 
 def register() -> None:
     """Register the tasks for ``gymnasium.make``, once per process."""
-    here = __name__
+    module = __name__
     if "esper/MemoryChain-v0" in gymnasium.registry:
         return
     gymnasium.register(
         "esper/MaskedCartPole-v0",
-        f"{here}:MaskedCartPole",
+        f"{module}:MaskedCartPole",
         max_episode_steps=500,
         reward_threshold=450.0,
     )
-    gymnasium.register("esper/MemoryChain-v0", f"{here}:MemoryChain", reward_threshold=0.9)
+    gymnasium.register("esper/MemoryChain-v0", f"{module}:MemoryChain", reward_threshold=0.9)

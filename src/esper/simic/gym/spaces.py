@@ -127,11 +127,11 @@ def features_of(env: Env[Any, Any]) -> Features:
     """
     space = env.observation_space
     if isinstance(space, spaces.Box):
-        return _bounded(env, Features(int(np.prod(space.shape))))
+        return _features_within_limit(env, Features(int(np.prod(space.shape))))
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         categories, starts = _categories(space)
-        return _bounded(env, Features(sum(categories), categories, starts))
-    raise _refused(env, "observations", space)
+        return _features_within_limit(env, Features(sum(categories), categories, starts))
+    raise _refusal(env, "observations", space)
 
 
 def actions_of(env: Env[Any, Any]) -> Actions:
@@ -146,7 +146,7 @@ def actions_of(env: Env[Any, Any]) -> Actions:
         shape = None if isinstance(space, spaces.Discrete) else space.shape
         if 0 < sum(options) <= MAX_OPTIONS:
             return Actions(options, starts, shape)
-    raise _refused(env, "actions", space)
+    raise _refusal(env, "actions", space)
 
 
 def _categories(
@@ -158,7 +158,7 @@ def _categories(
     return tuple(space.nvec.reshape(-1).tolist()), tuple(space.start.reshape(-1).tolist())
 
 
-def _bounded(env: Env[Any, Any], features: Features) -> Features:
+def _features_within_limit(env: Env[Any, Any], features: Features) -> Features:
     if not 1 <= features.width <= MAX_FEATURES:
         raise UsageError(
             f"gym: observations of {_name(env)} are {features.width} numbers; "
@@ -167,13 +167,13 @@ def _bounded(env: Env[Any, Any], features: Features) -> Features:
     return features
 
 
-def _refused(env: Env[Any, Any], what: str, space: Any) -> UsageError:
-    taken = f"Discrete or MultiDiscrete with at most {MAX_OPTIONS} options"
+def _refusal(env: Env[Any, Any], what: str, space: Any) -> UsageError:
+    kinds = f"Discrete or MultiDiscrete with at most {MAX_OPTIONS} options"
     if what == "observations":
-        taken = "Box, Discrete or MultiDiscrete"
+        kinds = "Box, Discrete or MultiDiscrete"
     text = " ".join(str(space).split())
     return UsageError(
-        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {taken}; wrap the environment"
+        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {kinds}; wrap the environment"
     )
 
 

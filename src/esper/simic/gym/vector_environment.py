@@ -92,11 +92,11 @@ class GymEnvironments:
         """
         self.ended = []
         actions, over = self.actions.of(choices), self.over.tolist()
-        for i, (chosen, action) in enumerate(zip(choices.tolist(), actions, strict=True)):
+        for i, (choice, action) in enumerate(zip(choices.tolist(), actions, strict=True)):
             if over[i]:
                 self._begin(i, int(self.episode[i]) + 1)
             else:
-                self._advance(i, chosen, action)
+                self._advance(i, choice, action)
 
     def close(self) -> None:
         """Close the environments."""
@@ -112,9 +112,9 @@ class GymEnvironments:
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._store(i, observation, info)
 
-    def _advance(self, i: int, chosen: list[int], action: Any) -> None:
+    def _advance(self, i: int, choice: list[int], action: Any) -> None:
         observation, reward, terminated, truncated, info = self.environments[i].step(action)
-        self._history[i].append(chosen)
+        self._history[i].append(choice)
         self.reward[i] = reward
         self._returns[i] += float(reward)
         self.terminated[i], self.truncated[i] = terminated, truncated
@@ -150,11 +150,11 @@ class GymEnvironments:
     def state(self) -> dict[str, torch.Tensor]:
         """Episode numbers, actions taken and current observations, for the checkpoint."""
         heads = len(self.actions.options)
-        taken = [choices for history in self._history for choices in history]
+        choices = [choice for history in self._history for choice in history]
         return {
             "episode": torch.from_numpy(self.episode).clone(),
             "lengths": torch.tensor([len(history) for history in self._history]),
-            "actions": torch.tensor(taken, dtype=torch.int64).view(-1, heads),
+            "actions": torch.tensor(choices, dtype=torch.int64).view(-1, heads),
             "features": self.observation.features.clone(),
             "masks": self.observation.masks.clone(),
         }
@@ -169,22 +169,22 @@ class GymEnvironments:
         lengths = state["lengths"].tolist()
         if len(lengths) != self.count or state["features"].shape != self._features.shape:
             raise ValueError("the environments differ")
-        taken = state["actions"]
-        actions = zip(taken.tolist(), self.actions.of(taken.numpy()), strict=True)
+        choices = state["actions"]
+        actions = zip(choices.tolist(), self.actions.of(choices.numpy()), strict=True)
         for i, (episode, length) in enumerate(zip(state["episode"].tolist(), lengths, strict=True)):
             self._begin(i, episode)
             for _ in range(length):
-                chosen, action = next(actions)
+                choice, action = next(actions)
                 if self.over[i]:
-                    raise _changed(i)
-                self._advance(i, chosen, action)
-            features, saved = self._features[i], state["features"][i].numpy()
+                    raise _mismatch(i)
+                self._advance(i, choice, action)
+            features, reference = self._features[i], state["features"][i].numpy()
             same_masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
-            if features.tobytes() != saved.tobytes() or not same_masks:
-                raise _changed(i)
+            if features.tobytes() != reference.tobytes() or not same_masks:
+                raise _mismatch(i)
 
 
-def _changed(i: int) -> UsageError:
+def _mismatch(i: int) -> UsageError:
     return UsageError(
         f"resume: environment {i} did not reproduce its saved observation, because seed and "
         "actions do not determine the episodes of this task; start a new run"

@@ -14,45 +14,45 @@ from esper.simic.records.episodes import Episodes
 from esper.simic.trainer import Batch, SlotFeatures
 
 _SEED, _BLUEPRINT = HEADS.index("slot"), HEADS.index("blueprint")
-_OTHERS = [i for i in range(len(HEADS)) if i not in (_SEED, _BLUEPRINT)]
+_CHOICES = [i for i in range(len(HEADS)) if i not in (_SEED, _BLUEPRINT)]
 
 
 def batch_of(
-    episodes: Episodes, returns: Tensor, chosen: Tensor, groups: Tensor | None = None
+    episodes: Episodes, returns: Tensor, indices: Tensor, groups: Tensor | None = None
 ) -> Batch:
-    """The episodes ``chosen``, int64 ``[B]``, cut to the longest of them.
+    """The episodes ``indices``, int64 ``[B]``, cut to the longest of them.
 
     Args:
         episodes: M episodes.
         returns: of each of their steps, see ``monte_carlo_returns``, ``[T, M]``.
-        chosen: indices of episodes.
+        indices: indices of episodes.
         groups: see ``groups_of``, which is called if this is None.
     """
     groups = groups_of(episodes) if groups is None else groups
-    length = int(episodes.lengths[chosen].max())
+    length = int(episodes.lengths[indices].max())
 
     def part(x: Tensor) -> Tensor:
-        return x[:length].index_select(1, chosen)
+        return x[:length].index_select(1, indices)
 
-    seen, actions = episodes.observation, part(episodes.actions)
+    observation, actions = episodes.observation, part(episodes.actions)
     return Batch(
         features=SlotFeatures(
-            part(seen.slots),
-            part(seen.blueprints),
-            part(seen.masks.slots),
-            part(seen.masks.kinds),
+            part(observation.slots),
+            part(observation.blueprints),
+            part(observation.masks.slots),
+            part(observation.masks.kinds),
         ),
-        metric_sequence=part(seen.host),
+        metric_sequence=part(observation.host),
         seed_idx=actions[..., _SEED],
         blueprint_idx=actions[..., _BLUEPRINT],
         returns=part(returns),
-        choices=actions[..., _OTHERS],
-        critic=part(seen.critic),
+        choices=actions[..., _CHOICES],
+        critic=part(observation.critic),
         rewards=part(episodes.rewards),
         terminated=part(episodes.terminated),
         log_prob=part(episodes.log_prob),
         weight=part(episodes.valid.to(returns.dtype)),
-        group=groups[chosen],
+        group=groups[indices],
     )
 
 
@@ -80,7 +80,7 @@ class _EpisodeData(Dataset[Batch]):
         return batch_of(self.episodes, self.returns, torch.tensor(indices), self.groups)
 
 
-def _whole(batch: Any) -> Any:
+def _same_batch(batch: Any) -> Any:
     """Replaces the loader's collation: the data make whole batches."""
     return batch
 
@@ -97,41 +97,43 @@ class EpisodeLoader:
     def __init__(self, episodes: Episodes, returns: Tensor, device: torch.device):
         self._data, self._pin = _EpisodeData(episodes, returns), device.type == "cuda"
 
-    def batches(self, chosen: Tensor, size: int, whole_groups: bool = False) -> DataLoader[Batch]:
-        """Batches of the episodes ``chosen``, in this order, of at most ``size`` episodes each.
+    def batches(self, indices: Tensor, size: int, whole_groups: bool = False) -> DataLoader[Batch]:
+        """Batches of the episodes ``indices``, in this order, of at most ``size`` episodes each.
 
         Batches are of nearly equal size, so that a compiled step meets few shapes.
 
         Args:
-            chosen: indices of episodes, int64 ``[M]``.
+            indices: indices of episodes, int64 ``[M]``.
             size: largest number of episodes.
             whole_groups: whether the episodes of a group stay together, where the first of them
                 is; a batch may then be larger by less than a group, or be a group.
         """
-        count = -(-len(chosen) // size)
-        parts: Sequence[Tensor] = chosen.tensor_split(count)
+        count = -(-len(indices) // size)
+        parts: Sequence[Tensor] = indices.tensor_split(count)
         if whole_groups:
-            parts = _in_whole_groups(chosen, self._data.groups[chosen], count)
-        places = [part.tolist() for part in parts]
-        return DataLoader(self._data, batch_sampler=places, collate_fn=_whole, pin_memory=self._pin)
+            parts = _in_whole_groups(indices, self._data.groups[indices], count)
+        index_lists = [part.tolist() for part in parts]
+        return DataLoader(
+            self._data, batch_sampler=index_lists, collate_fn=_same_batch, pin_memory=self._pin
+        )
 
 
-def _in_whole_groups(chosen: Tensor, groups: Tensor, count: int) -> list[Tensor]:
-    """``chosen [M]`` in at most ``count`` parts, each of whole ``groups``, int64 ``[M]``."""
+def _in_whole_groups(indices: Tensor, groups: Tensor, count: int) -> list[Tensor]:
+    """``indices [M]`` in at most ``count`` parts, each of whole ``groups``, int64 ``[M]``."""
     _, group, sizes = groups.unique(return_inverse=True, return_counts=True)
     first = first_of(group)
     order = first[group].argsort(stable=True)
     in_order = first.argsort()
     begin = torch.empty_like(sizes)
     begin[in_order] = sizes[in_order].cumsum(0) - sizes[in_order]
-    part = begin[group[order]] * count // len(chosen)
-    return [own for i in range(count) if len(own := chosen[order[part == i]])]
+    part = begin[group[order]] * count // len(indices)
+    return [members for i in range(count) if len(members := indices[order[part == i]])]
 
 
-def shuffled(chosen: Tensor, seed: int, epoch: int) -> Tensor:
-    """``chosen [M]`` in the order of an epoch: a pure function of seed and epoch."""
-    draws = random_bits(seed, torch.zeros(1), Purpose.POLICY_SHUFFLE, epoch, 0, len(chosen))
-    return chosen[draws[0].argsort(stable=True)]
+def epoch_order(indices: Tensor, seed: int, epoch: int) -> Tensor:
+    """``indices [M]`` in the order of an epoch: a pure function of seed and epoch."""
+    draws = random_bits(seed, torch.zeros(1), Purpose.POLICY_SHUFFLE, epoch, 0, len(indices))
+    return indices[draws[0].argsort(stable=True)]
 
 
 def split(episodes: Episodes, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -24,15 +24,15 @@ def method_metrics(
     with torch.no_grad():
         weight = batch.weight[..., None]
         entropy, choice = evaluation.head_entropy * weight, evaluation.head_choice * weight
-        chosen, steps = choice.sum((0, 1)), batch.weight.sum()
+        choices, steps = choice.sum((0, 1)), batch.weight.sum()
         metrics = {
             Metric.LOSS: loss,
             Metric.POLICY_LOSS: policy_loss,
             Metric.VALUE_LOSS: value_loss,
             Metric.NEGATIVE_LOG_LIKELIHOOD: weighted_mean(-evaluation.log_prob, batch.weight),
             Metric.ENTROPY: entropy.sum() / steps,
-            Metric.HEAD_ENTROPY: entropy.sum((0, 1)) / chosen.clamp(min=1.0),
-            Metric.HEAD_CHOICE: chosen / steps,
+            Metric.HEAD_ENTROPY: entropy.sum((0, 1)) / choices.clamp(min=1.0),
+            Metric.HEAD_CHOICE: choices / steps,
         }
     return {name: value.detach() for name, value in metrics.items()}
 
@@ -164,7 +164,7 @@ class OffPolicyActorCritic:
         # Log-probs of padding are arbitrary, and their ratio may overflow.
         log_ratio = torch.where(inside, log_prob - batch.log_prob, 0.0)
         values = self.return_moments.restore(evaluation.value.detach())
-        found = vtrace(
+        trace = vtrace(
             log_ratio,
             batch.rewards,
             values,
@@ -178,7 +178,7 @@ class OffPolicyActorCritic:
             self.trace_decay,
         )
         estimates = Estimates(
-            values, found.errors, found.targets, batch.returns, log_prob, found.rho
+            values, trace.errors, trace.targets, batch.returns, log_prob, trace.rho
         )
         scalar = batch.returns.new_tensor
         # With importance ratios of 1 the clipped surrogate has the gradient of A log pi.
@@ -186,17 +186,17 @@ class OffPolicyActorCritic:
             evaluation,
             log_prob,
             estimates.normalised_advantages(batch.weight, ADVANTAGE_FLOOR),
-            self.return_moments.scale(found.targets),
+            self.return_moments.scale(trace.targets),
             batch.weight,
             scalar(1.0),
             scalar(self.entropy),
             self.value_weight,
         )
-        own = method_metrics(
+        summary = method_metrics(
             evaluation, batch, loss, metrics[Metric.POLICY_LOSS], metrics[Metric.VALUE_LOSS]
         )
-        clipped = (log_ratio > math.log(self.rho_clip) + ROUNDING).float()
-        return loss, own | {Metric.RHO_CLIP_FRACTION: weighted_mean(clipped, batch.weight)}
+        clip_flags = (log_ratio > math.log(self.rho_clip) + ROUNDING).float()
+        return loss, summary | {Metric.RHO_CLIP_FRACTION: weighted_mean(clip_flags, batch.weight)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,16 +232,18 @@ class Vine:
 
     def __call__(self, evaluation: Evaluation, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """See ``Loss``."""
-        stay, log_chosen = branches(evaluation.log_prob, batch)
-        chosen = log_chosen.exp()
+        stay, log_probability = branches(evaluation.log_prob, batch)
+        probability = log_probability.exp()
         returns = self.return_moments.scale(batch.returns)
-        expected = (chosen * relative(returns[0], batch.group)).sum() / chosen.sum()
+        expectation = (probability * relative(returns[0], batch.group)).sum() / probability.sum()
         stay_loss = weighted_mean(-stay, batch.weight)
         value_loss = 0.5 * weighted_mean((evaluation.value - returns).square(), batch.weight)
-        policy_loss = stay_loss - expected / self.temperature - self.entropy * log_chosen.mean()
+        policy_loss = (
+            stay_loss - expectation / self.temperature - self.entropy * log_probability.mean()
+        )
         loss = policy_loss + self.value_weight * value_loss
         metrics = method_metrics(evaluation, batch, loss, policy_loss, value_loss)
-        return loss, metrics | {Metric.EXPECTED_GAIN: expected.detach()}
+        return loss, metrics | {Metric.EXPECTED_GAIN: expectation.detach()}
 
 
 def branches(log_prob: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -263,15 +265,15 @@ def branches(log_prob: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     group = batch.group[:, None] == batch.group
     before = torch.cat([torch.ones_like(equal[:1]), equal[:-1]]).cumprod(0).bool()
     state = before & group & together
-    taken = state & equal
+    agreement = state & equal
     # Each action counts once, however many episodes took it.
-    share = log_prob - taken.sum(-1).log()
-    stay = share[:, None].expand(taken.shape).masked_fill(~state, -torch.inf).logsumexp(-1)
-    followed = torch.where(inside, log_prob - stay, 0.0).sum(0)
-    return stay, followed - taken[-1].sum(-1).log()
+    share = log_prob - agreement.sum(-1).log()
+    stay = share[:, None].expand(agreement.shape).masked_fill(~state, -torch.inf).logsumexp(-1)
+    path_log_prob = torch.where(inside, log_prob - stay, 0.0).sum(0)
+    return stay, path_log_prob - agreement[-1].sum(-1).log()
 
 
 def relative(returns: Tensor, group: Tensor) -> Tensor:
     """``returns [B]`` minus their mean over the group of each, int64 ``[B]``."""
-    same = (group[:, None] == group).to(returns.dtype)
-    return returns - same @ returns / same.sum(-1)
+    membership = (group[:, None] == group).to(returns.dtype)
+    return returns - membership @ returns / membership.sum(-1)

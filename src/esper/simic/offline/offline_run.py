@@ -76,7 +76,7 @@ class OfflineSummary:
     wall_seconds: float
 
 
-class Unobserved:
+class SilentObserver:
     """An observer that does nothing."""
 
     def started(self, directory: RunDirectory, data: RecordedData, done: int, total: int) -> None:
@@ -126,7 +126,7 @@ def learn_offline(
                 settings,
                 data,
                 trainer,
-                observer or Unobserved(),
+                observer or SilentObserver(),
                 stop,
                 _identity(directory.path, config),
             )
@@ -145,24 +145,26 @@ def learn_offline(
 
 
 def resumed_config(
-    kind: type[ImitationConfig], run: Path, given: dict[str, Any]
+    kind: type[ImitationConfig], run: Path, changes: dict[str, Any]
 ) -> ImitationConfig:
     """The settings of a run that is to be continued.
 
     Args:
         kind: class of the settings.
         run: the run directory.
-        given: settings for the continuation; only those marked ``on_resume`` may differ.
+        changes: settings for the continuation; only those marked ``on_resume`` may differ.
 
     Raises:
         UsageError: there is no such run, another command made it, or a setting differs that may
             not change.
     """
-    stored, _ = stored_config(run)
-    trained = stored.method.algorithm
-    asked = algorithm_with(kind).name
-    if trained != asked:
-        raise UsageError(f"resume: {run} learns by {trained}; resume it with esper train {trained}")
+    config, _ = stored_config(run)
+    algorithm = config.method.algorithm
+    command = algorithm_with(kind).name
+    if algorithm != command:
+        raise UsageError(
+            f"resume: {run} learns by {algorithm}; resume it with esper train {algorithm}"
+        )
     fields = settings_of(kind)
     try:
         content = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
@@ -171,15 +173,15 @@ def resumed_config(
         raise UsageError(
             f"resume: {run / 'config.json'} does not say how {run} learns; start a new run"
         ) from error
-    if "records" in given:
-        given = given | {"records": _absolute(given["records"])}
-    for name, value in given.items():
+    if "records" in changes:
+        changes = changes | {"records": _absolute(changes["records"])}
+    for name, value in changes.items():
         if value != before.get(name) and not about(fields[name]).on_resume:
             raise UsageError(
                 f"{name}: the run has {before.get(name)}, and resuming cannot change it; omit it, "
                 "or start a new run"
             )
-    return kind(**{**before, **given})
+    return kind(**{**before, **changes})
 
 
 def build_trainer(
@@ -288,12 +290,12 @@ def _absolute(records: Sequence[str]) -> tuple[str, ...]:
     return tuple(absolute_path(run) for run in records)
 
 
-def _check_same_data(run: Path, known: dict[str, Any]) -> None:
+def _check_same_data(run: Path, content: dict[str, Any]) -> None:
     """Refuse to continue with other records than before."""
     before = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
     for name in ("identities", "episodes"):
-        if before[name] != known[name]:
+        if before[name] != content[name]:
             raise UsageError(
                 f"records: {run} has learned from {before[name]} ({name}), and there are "
-                f"{known[name]} now; start a new run"
+                f"{content[name]} now; start a new run"
             )

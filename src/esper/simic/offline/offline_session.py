@@ -22,7 +22,7 @@ from esper.leyline.metrics import Metric
 from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import run_sinks
-from esper.simic.offline.batches import EpisodeLoader, shuffled
+from esper.simic.offline.batches import EpisodeLoader, epoch_order
 from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
 from esper.simic.run.checkpoint import save
@@ -30,7 +30,7 @@ from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer
 from esper.simic.training.stop_signal import StopSignal
-from esper.simic.update_metrics import averaged
+from esper.simic.update_metrics import averages
 
 HELD_OUT = {
     Metric.POLICY_LOSS: Metric.HELD_OUT_POLICY_LOSS,
@@ -85,7 +85,7 @@ class OfflineSession:
         stop: records whether a signal was received.
         identity: what checkpoints belong to.
         best: the best epoch so far and its loss; 0 and infinity before the first.
-        unsaved: whether the best epoch could not be saved.
+        save_failure: whether the best epoch could not be saved.
     """
 
     directory: RunDirectory
@@ -97,7 +97,7 @@ class OfflineSession:
     stop: StopSignal
     identity: Identity
     best: tuple[int, float] = (0, math.inf)
-    unsaved: bool = False
+    save_failure: bool = False
 
     @property
     def selects(self) -> bool:
@@ -139,7 +139,7 @@ class OfflineSession:
                     break
                 if self.selects and epoch - self.best[0] >= self.config.patience:
                     break
-            code = code or int(self.unsaved)
+            code = code or int(self.save_failure)
             self._emit_end(hub, done + len(summaries), status)
         except (Exception, SystemExit) as error:
             self._emit_end(hub, done + len(summaries), "failed", repr(error))
@@ -175,14 +175,14 @@ class OfflineSession:
     def _epoch(self, loader: EpisodeLoader, epoch: int) -> EpochSummary | None:
         """Learn for one epoch; None if a signal ended it."""
         begin = time.perf_counter()
-        order = shuffled(self.data.learned, self.config.seed, epoch)
+        order = epoch_order(self.data.training, self.config.seed, epoch)
         batches = []
         for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
             if self.stop.number is not None:
                 return None
             batches.append((self.trainer.step(batch), _steps(batch)))
         # The only transfer of an epoch: it also waits for the device, so that the time is right.
-        metrics = averaged(batches, self.trainer.policy.heads)
+        metrics = averages(batches, self.trainer.policy.heads)
         metrics[Metric.LEARNING_RATE] = self.config.learning_rate
         speed = self.data.steps / (time.perf_counter() - begin)
         if self.trainer.scaler is not None:
@@ -204,7 +204,7 @@ class OfflineSession:
             values = self.trainer.measure(batch)
             shared_metrics = {name: value for name, value in values.items() if name in HELD_OUT}
             batches.append((shared_metrics, _steps(batch)))
-        metrics = averaged(batches, self.trainer.policy.heads)
+        metrics = averages(batches, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 
     def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:
@@ -235,9 +235,9 @@ class OfflineSession:
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
                 "earlier checkpoints stay"
             )
-            self.unsaved = True
+            self.save_failure = True
             return
-        self.unsaved = False
+        self.save_failure = False
         relative = str(path.relative_to(self.directory.path))
         hub.emit(CheckpointSaved(time=time.time(), round=epoch, path=relative))
 

@@ -56,14 +56,14 @@ class RecordedData:
     Attributes:
         episodes: all M episodes.
         returns: of each step, ``[T, M]``.
-        learned, held_out: indices of the episodes of either part, int64.
+        training, held_out: indices of the episodes of either part, int64.
         world: the tasks of all runs, and their rules of growth and of reward.
         identities: identity of each run, see ``run_identity``.
     """
 
     episodes: Episodes
     returns: Tensor
-    learned: Tensor
+    training: Tensor
     held_out: Tensor
     world: WorldConfig
     identities: list[str]
@@ -71,7 +71,7 @@ class RecordedData:
     @property
     def steps(self) -> int:
         """Number of recorded steps that are learned from."""
-        return int(self.episodes.lengths[self.learned].sum())
+        return int(self.episodes.lengths[self.training].sum())
 
 
 def read_data(config: ImitationConfig) -> RecordedData:
@@ -88,7 +88,7 @@ def read_data(config: ImitationConfig) -> RecordedData:
     worlds = {run: stored_config(run)[0].world for run in runs}
     for path in dict.fromkeys(path for world in worlds.values() for path in world.plugin):
         plugins.load(path)
-    world = _joined(worlds)
+    world = _common_world(worlds)
     episodes = read_episodes(runs, config.skip_bad)
     _check_numbers(episodes)
     if method_of(config) == "vtrace":
@@ -97,41 +97,43 @@ def read_data(config: ImitationConfig) -> RecordedData:
         _check_branches(episodes)
         if not all(world.common_seeds for world in worlds.values()):
             notice(_UNEQUAL)
-    learned, held_out = split(episodes, config.held_out, config.seed)
+    training, held_out = split(episodes, config.held_out, config.seed)
     if config.held_out > 0.0 and len(held_out) == 0:
         raise UsageError(
             "held_out: all episodes share host and data, so none can be held out; record more "
             "rounds, or give --held-out 0"
         )
     returns = monte_carlo_returns(episodes, config.discount)
-    return RecordedData(episodes, returns, learned, held_out, world, identities)
+    return RecordedData(episodes, returns, training, held_out, world, identities)
 
 
 def _identities(runs: Sequence[Path]) -> list[str]:
     """The identity of each run; refuses a run that is named twice, also by a copy."""
-    found: dict[str, Path] = {}
+    runs_by_identity: dict[str, Path] = {}
     for run in runs:
         identity = run_identity(run)
-        if identity in found:
-            raise UsageError(f"records: {found[identity]} and {run} are the same run; name it once")
-        found[identity] = run
-    return list(found)
+        if identity in runs_by_identity:
+            raise UsageError(
+                f"records: {runs_by_identity[identity]} and {run} are the same run; name it once"
+            )
+        runs_by_identity[identity] = run
+    return list(runs_by_identity)
 
 
-def _joined(worlds: dict[Path, WorldConfig]) -> WorldConfig:
+def _common_world(worlds: dict[Path, WorldConfig]) -> WorldConfig:
     """The settings of the first run, with the tasks and plug-ins of all.
 
     Raises:
         UsageError: the runs differ in ``RULES``.
     """
     plain = {run: _without_defaults(world) for run, world in worlds.items()}
-    first, *others = plain
-    for other in others:
+    first, *followers = plain
+    for follower in followers:
         for name in RULES:
-            one, two = (getattr(plain[run], name) for run in (first, other))
+            one, two = (getattr(plain[run], name) for run in (first, follower))
             if one != two:
                 raise UsageError(
-                    f"records: {name} is {one} in {first} and {two} in {other}; "
+                    f"records: {name} is {one} in {first} and {two} in {follower}; "
                     "name runs with the same rules"
                 )
     slots = {world.slots for world in worlds.values()}
@@ -147,9 +149,9 @@ def _joined(worlds: dict[Path, WorldConfig]) -> WorldConfig:
 
 def _without_defaults(world: WorldConfig) -> WorldConfig:
     """The settings without a limit of seeds that is that of the tasks, or their number of slots."""
-    own = find(world.task[0]).max_seeds
+    task_limit = find(world.task[0]).max_seeds
     every = world.slots and world.max_seeds == len(world.slots)
-    return replace(world, max_seeds=None) if every or world.max_seeds == own else world
+    return replace(world, max_seeds=None) if every or world.max_seeds == task_limit else world
 
 
 def _population(name: str) -> str:
@@ -177,9 +179,9 @@ def _check_numbers(episodes: Episodes) -> None:
     if bool(forbidden.any()):
         raise _unusable(episodes, forbidden, "an action that was not legal")
     last = episodes.lengths - 1
-    ended = episodes.terminated.gather(0, last[None])[0]
-    if not bool(ended.all()):
-        raise _unusable(episodes, ~ended[None], "an episode that was cut off")
+    ends = episodes.terminated.gather(0, last[None])[0]
+    if not bool(ends.all()):
+        raise _unusable(episodes, ~ends[None], "an episode that was cut off")
 
 
 def _unusable(episodes: Episodes, where: Tensor, what: str) -> UsageError:
@@ -197,13 +199,13 @@ def _legal(episodes: Episodes) -> Tensor:
     masks, actions = episodes.observation.masks, episodes.actions
     op, slot = actions[..., 0], actions[..., 1]
 
-    def allowed(options: Tensor, choice: Tensor) -> Tensor:
+    def legality(options: Tensor, choice: Tensor) -> Tensor:
         return options.gather(-1, choice[..., None])[..., 0]
 
     matters = relevance(op)
-    others = allowed(masks.choices_of(op, slot), actions[..., 2:])
-    both = torch.stack([allowed(masks.ops, op), allowed(masks.slots_of(op), slot)], -1)
-    return (torch.cat([both, others], -1) | ~matters).all(-1)
+    choices = legality(masks.choices_of(op, slot), actions[..., 2:])
+    both = torch.stack([legality(masks.ops, op), legality(masks.slots_of(op), slot)], -1)
+    return (torch.cat([both, choices], -1) | ~matters).all(-1)
 
 
 def _check_stochastic_actions(episodes: Episodes) -> None:
@@ -215,12 +217,12 @@ def _check_stochastic_actions(episodes: Episodes) -> None:
         UsageError: all actions of a run had probability 1.
     """
     for run in dict.fromkeys(episodes.runs):
-        own = [i for i, name in enumerate(episodes.runs) if name == run]
-        if not bool((episodes.log_prob[:, own] != 0.0).any()):
+        indices = [i for i, name in enumerate(episodes.runs) if name == run]
+        if not bool((episodes.log_prob[:, indices] != 0.0).any()):
             raise UsageError(
                 f"method: vtrace needs policies that draw their actions, and {run} has "
-                f"{episodes.policies[own[0]]}, whose actions are deterministic; use --method awr "
-                "or bc"
+                f"{episodes.policies[indices[0]]}, whose actions are deterministic; use "
+                "--method awr or bc"
             )
 
 
@@ -246,21 +248,23 @@ def fit_moments(
 ) -> None:
     """Fit the moments of observations and returns to the episodes that are learned from."""
     valid = data.episodes.valid
-    for chosen in data.learned.split(_CHUNK):
-        inside = valid[:, chosen]
+    for columns in data.training.split(_CHUNK):
+        inside = valid[:, columns]
 
-        def counted(x: Tensor, chosen: Tensor = chosen, inside: Tensor = inside) -> Tensor:
+        def valid_rows(x: Tensor, columns: Tensor = columns, inside: Tensor = inside) -> Tensor:
             # Moments ignore rows of NaN.
             missing = ~inside.view(*inside.shape, *[1] * (x.ndim - 2))
-            return x[:, chosen].masked_fill(missing, float("nan"))
+            return x[:, columns].masked_fill(missing, float("nan"))
 
-        tensors = {name: x[:, chosen] for name, x in data.episodes.observation.tensors().items()}
-        tensors |= {name: counted(data.episodes.observation.tensors()[name]) for name in _MEASURED}
+        tensors = {name: x[:, columns] for name, x in data.episodes.observation.tensors().items()}
+        tensors |= {
+            name: valid_rows(data.episodes.observation.tensors()[name]) for name in _QUANTITIES
+        }
         moments.update(Observation.from_tensors(tensors), None)
-        return_moments.update(counted(data.returns))
+        return_moments.update(valid_rows(data.returns))
 
 
-_MEASURED = ("host", "slots")
+_QUANTITIES = ("host", "slots")
 """The tensors of an observation whose moments are taken."""
 
 

@@ -128,41 +128,41 @@ def join_episodes(parts: Sequence[Episodes]) -> Episodes:
     slots = max(part.observation.slots.shape[-2] for part in parts)
     wide = [_observation_with(part.observation.tensors(), slots) for part in parts]
 
-    def repeated(tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([_lengthened(x, steps, x[:1]) for x in tensors], 1)
+    def repetition(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([_extension(x, steps, x[:1]) for x in tensors], 1)
 
     def zeros(name: str) -> Tensor:
         tensors = [getattr(part, name) for part in parts]
-        return torch.cat([_lengthened(x, steps, torch.zeros_like(x[:1])) for x in tensors], 1)
+        return torch.cat([_extension(x, steps, torch.zeros_like(x[:1])) for x in tensors], 1)
 
     def each(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts])
 
-    def listed(name: str) -> list[Any]:
+    def entries(name: str) -> list[Any]:
         return [value for part in parts for value in getattr(part, name)]
 
     names = wide[0].keys()
     return Episodes(
-        observation=Observation.from_tensors({n: repeated([w[n] for w in wide]) for n in names}),
-        actions=repeated([part.actions for part in parts]),
-        log_prob=repeated([part.log_prob for part in parts]),
-        values=repeated([part.values for part in parts]),
+        observation=Observation.from_tensors({n: repetition([w[n] for w in wide]) for n in names}),
+        actions=repetition([part.actions for part in parts]),
+        log_prob=repetition([part.log_prob for part in parts]),
+        values=repetition([part.values for part in parts]),
         rewards=zeros("rewards"),
         terminated=zeros("terminated"),
         truncated=zeros("truncated"),
-        twin_scores=repeated([part.twin_scores for part in parts]),
+        twin_scores=repetition([part.twin_scores for part in parts]),
         lengths=each("lengths"),
         environments=each("environments"),
         rounds=each("rounds"),
         twins=each("twins"),
-        tasks=listed("tasks"),
-        draws=listed("draws"),
-        runs=listed("runs"),
-        policies=listed("policies"),
+        tasks=entries("tasks"),
+        draws=entries("draws"),
+        runs=entries("runs"),
+        policies=entries("policies"),
     )
 
 
-def _lengthened(x: Tensor, steps: int, filling: Tensor) -> Tensor:
+def _extension(x: Tensor, steps: int, filling: Tensor) -> Tensor:
     missing = steps - len(x)
     return torch.cat([x, filling.expand(missing, *x.shape[1:])]) if missing else x
 
@@ -200,8 +200,8 @@ def _episodes(record: Record) -> Episodes:
     inside = np.arange(widths.max()) < widths[:, None]
 
     def tensor(rows: NDArray[Any]) -> Tensor:
-        shaped = torch.from_numpy(rows).unflatten(0, (count, steps))
-        return shaped.transpose(0, 1).contiguous()
+        table = torch.from_numpy(rows).unflatten(0, (count, steps))
+        return table.transpose(0, 1).contiguous()
 
     def column(name: str) -> Tensor:
         return tensor(_numpy(table[name].combine_chunks()))

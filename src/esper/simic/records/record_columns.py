@@ -84,15 +84,15 @@ def record_table(record: RoundRecord) -> pyarrow.Table:
         indices = np.array([distinct.index(value) for value in values], dtype=np.int32)
         return pyarrow.DictionaryArray.from_arrays(per_environment(indices), distinct)
 
-    def ragged(x: NDArray[Any], name: str) -> pyarrow.Array:
+    def slot_lists(x: NDArray[Any], name: str) -> pyarrow.Array:
         """Rows of the slots that a host has; the others pad it to the widest of the round."""
         inside = np.arange(x.shape[1]) < slots[:, None]
         offsets = np.concatenate([[0], np.cumsum(slots)]).astype(np.int32)
-        inner = _nested(x[inside], schema.field(name).type.value_type)
+        inner = _array(x[inside], schema.field(name).type.value_type)
         return pyarrow.ListArray.from_arrays(offsets, inner)
 
-    def fixed(x: Tensor, name: str) -> pyarrow.Array:
-        return _nested(_rows(x), schema.field(name).type)
+    def field_column(x: Tensor, name: str) -> pyarrow.Array:
+        return _array(_rows(x), schema.field(name).type)
 
     masks = observation.masks
     value = record.values
@@ -103,13 +103,13 @@ def record_table(record: RoundRecord) -> pyarrow.Table:
         "task": names([task.label for task in record.tasks]),
         "draw": names([task.name for task in record.tasks]),
         "twin": per_environment(record.twins.cpu()),
-        "host": fixed(observation.host, "host"),
-        "slots": ragged(_rows(observation.slots), "slots"),
-        "blueprints": ragged(_rows(observation.blueprints), "blueprints"),
-        "critic": fixed(observation.critic, "critic"),
-        "legal_ops": ragged(_rows(masks.slots.transpose(-1, -2)), "legal_ops"),
-        "legal_blueprints": ragged(_rows(masks.kinds), "legal_blueprints"),
-        "actions": fixed(rollout.actions, "actions"),
+        "host": field_column(observation.host, "host"),
+        "slots": slot_lists(_rows(observation.slots), "slots"),
+        "blueprints": slot_lists(_rows(observation.blueprints), "blueprints"),
+        "critic": field_column(observation.critic, "critic"),
+        "legal_ops": slot_lists(_rows(masks.slots.transpose(-1, -2)), "legal_ops"),
+        "legal_blueprints": slot_lists(_rows(masks.kinds), "legal_blueprints"),
+        "actions": field_column(rollout.actions, "actions"),
         "log_prob": _rows(rollout.log_prob),
         "value": pyarrow.nulls(steps * count) if value is None else _rows(value),
         "reward": _rows(rollout.rewards),
@@ -133,7 +133,7 @@ def _rows(x: Tensor) -> NDArray[Any]:
     return rows
 
 
-def _nested(x: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
+def _array(x: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
     """Rows as an array of ``kind``: numbers, or lists of one length."""
     if not pyarrow.types.is_fixed_size_list(kind):
         return pyarrow.array(np.ascontiguousarray(x), type=kind)

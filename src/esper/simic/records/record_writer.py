@@ -32,11 +32,11 @@ class RecordWriter:
     def __init__(self, run: Path, last: int | None):
         self.run, self.last = run, last
         self._identity = run_identity(run)
-        self._stopped = False
+        self._failure = False
 
     def write(self, record: RoundRecord) -> None:
         """Write the record of a round, or replace it; then remove those that are too old."""
-        if self._stopped:
+        if self._failure:
             return
         content = sealed_record(record_table(record), self._header(record))
         try:
@@ -49,7 +49,7 @@ class RecordWriter:
                 for path in record_files(self.run)[: -self.last]:
                     path.unlink(missing_ok=True)
         except OSError as error:
-            self._stopped = True
+            self._failure = True
             notice(
                 f"warning: records: round {record.round} failed ({error.strerror}); "
                 "training continues and records no more rounds"

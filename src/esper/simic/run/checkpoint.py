@@ -159,19 +159,19 @@ def load_latest(run: Path) -> Checkpoint:
         UnusableRun: the run has no intact checkpoint, another version of Esper wrote it, or its
             policy was trained with other blueprints.
     """
-    damaged: list[str] = []
+    damage: list[str] = []
     for path in reversed(_checkpoints(run)):
         try:
             checkpoint = load_checkpoint(path)
         except (CorruptCheckpoint, OSError) as error:
-            damaged.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
+            damage.append(f"{path} is corrupt ({getattr(error, 'strerror', None) or error})")
         else:
-            for what in damaged:
+            for what in damage:
                 notice(f"checkpoint: {what}; using that of round {path.name}")
             _check_blueprints(checkpoint.blueprints)
             _check_features(checkpoint.features)
             return checkpoint
-    what = f"no intact checkpoint: {damaged[0]}" if damaged else "no checkpoint"
+    what = f"no intact checkpoint: {damage[0]}" if damage else "no checkpoint"
     raise UnusableRun(f"{run} has {what}", "start a new run without --resume")
 
 
@@ -239,10 +239,10 @@ def _write(
         identity=identity,
         features=features,
     )
-    write_synced(folder / _MANIFEST, _sealed(msgspec.to_builtins(manifest)))
+    write_synced(folder / _MANIFEST, _manifest_text(msgspec.to_builtins(manifest)))
     sync(folder)
     try:
-        _verified(folder)
+        _contents(folder)
     except CorruptCheckpoint as error:
         raise OSError(errno.EIO, f"the checkpoint cannot be read back: {error}") from error
 
@@ -272,7 +272,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         OSError: a file is missing or cannot be read.
         UnusableRun: another version of Esper wrote it.
     """
-    manifest, files = _verified(path)
+    manifest, files = _contents(path)
     if manifest.round != int(path.name):
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
@@ -288,7 +288,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     )
 
 
-def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
+def _contents(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     """The manifest and the content of the files it names, with their checksums verified.
 
     Raises:
@@ -298,13 +298,13 @@ def _verified(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
     """
     manifest = _read_manifest(path / _MANIFEST)
     files = {}
-    for name, expected in manifest.sha256.items():
+    for name, checksum in manifest.sha256.items():
         if not (name.endswith(".pt") and name.removesuffix(".pt").isidentifier()):
             raise CorruptCheckpoint(
                 f"{_MANIFEST} names {shown(name)}, which is not the file of a part"
             )
         files[name] = read_regular(path / name, manifest.bytes.get(name, 0))
-        if _sha256(files[name]) != expected:
+        if _sha256(files[name]) != checksum:
             raise CorruptCheckpoint(f"checksum of {name} does not match")
     return manifest, files
 
@@ -315,10 +315,10 @@ def _read_manifest(path: Path) -> _Manifest:
         fields = json.loads(content)
         del fields[_SEAL]
         # Compare every byte: a checksum of the fields would not detect a missing newline.
-        whole = _sealed(fields) == content
+        intact = _manifest_text(fields) == content
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{_MANIFEST} is not a valid manifest") from error
-    if not whole:
+    if not intact:
         raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match")
     if fields.get("schema") != SCHEMA_VERSION:
         raise UnusableRun(
@@ -361,19 +361,19 @@ def _check_archive(content: bytes) -> None:
         (payload,) = (entry for entry in entries if entry.filename.endswith("/data.pkl"))
         for opcode, argument, _ in pickletools.genops(archive.read(payload)):
             # Torch writes protocol 2, in which a name is one argument of the opcode GLOBAL.
-            named = opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST")
-            if named and str(argument).partition(" ")[0] not in _MODULES:
+            is_name = opcode.name in ("GLOBAL", "STACK_GLOBAL", "INST")
+            if is_name and str(argument).partition(" ")[0] not in _MODULES:
                 raise ValueError(f"it names {argument}")
 
 
-def _check_blueprints(stored: list[str]) -> None:
-    if stored == BLUEPRINTS:
+def _check_blueprints(names: list[str]) -> None:
+    if names == BLUEPRINTS:
         return
-    missing = ", ".join(name for name in stored if name not in BLUEPRINTS)
-    additional = ", ".join(name for name in BLUEPRINTS if name not in stored)
+    missing = ", ".join(name for name in names if name not in BLUEPRINTS)
+    additional = ", ".join(name for name in BLUEPRINTS if name not in names)
     differences = [f"{missing} not registered here"] if missing else []
     differences += [f"{additional} not in the checkpoint"] if additional else []
-    what = ", ".join(differences) or f"in the order {', '.join(stored)}"
+    what = ", ".join(differences) or f"in the order {', '.join(names)}"
     raise UnusableRun(
         f"the checkpoint's policy has other blueprints ({what}); "
         "register the same ones in the same order"
@@ -389,7 +389,7 @@ def _check_features(features: FeatureNames | None) -> None:
         )
 
 
-def _sealed(fields: dict[str, Any]) -> bytes:
+def _manifest_text(fields: dict[str, Any]) -> bytes:
     """The text of a manifest with its own checksum."""
     seal = _sha256(json.dumps(fields, sort_keys=True).encode())
     return (json.dumps(fields | {_SEAL: seal}, indent=2) + "\n").encode()

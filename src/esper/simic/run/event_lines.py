@@ -38,10 +38,10 @@ def cut_events(run: Path, length: int, done: int) -> None:
             part.path.unlink()
         parts = parts_of(run, file)
     # From the part that holds the last byte to keep on.
-    reopened = [part for part in parts if part.end >= length]
-    start = reopened[0].start if reopened else parts[-1].end if parts else 0
-    if reopened:
-        _reopen(run, reopened)
+    tail = [part for part in parts if part.end >= length]
+    start = tail[0].start if tail else parts[-1].end if parts else 0
+    if tail:
+        _reopen(run, tail)
     _cut(events, length - start, done)
 
 
@@ -70,11 +70,11 @@ def _cut(events: Path, length: int, done: int) -> None:
         start = min(length, events.stat().st_size)
         file.seek(max(start - 1, 0))
         cut_off = start > 0 and file.read(1) != b"\n"
-        kept = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
+        lines = [line for line in file if line.endswith(b"\n") and _round_of(line) <= done]
         file.seek(start)
         # Write before truncating: a process that dies in between leaves duplicate lines rather
         # than losing some, and the next resume removes the duplicates here.
-        file.write(b"\n" * cut_off + b"".join(dict.fromkeys(kept)))
+        file.write(b"\n" * cut_off + b"".join(dict.fromkeys(lines)))
         file.truncate()
 
 

@@ -27,7 +27,7 @@ from esper.simic.run.event_lines import cut_events, events_length
 from esper.simic.run.identity import switches_on
 from esper.simic.run.unusable_run import UnusableRun
 
-_COMPARED = (
+_FINGERPRINT = (
     "esper",
     "git",
     "torch",
@@ -53,7 +53,7 @@ class RunDirectory:
         lock = path / "lock"
         self._made_lock = not lock.exists()
         try:
-            self._lock = _locked(lock)
+            self._lock = _lock_file(lock)
         except BlockingIOError as error:
             raise UsageError(
                 f"run directory: another process is writing to {path}; wait until it has ended"
@@ -165,7 +165,7 @@ class RunDirectory:
         self.close()
 
 
-def _locked(path: Path) -> BinaryIO:
+def _lock_file(path: Path) -> BinaryIO:
     """Open and lock the file ``path``, creating it if it is missing.
 
     Raises:
@@ -290,20 +290,20 @@ def fingerprint_differences(then: dict[str, Any], now: dict[str, Any]) -> list[s
     """Differences between two fingerprints that can change the last bits of a result."""
     return [
         f"{name}: {then.get(name)} then, {now[name]} now"
-        for name in _COMPARED
+        for name in _FINGERPRINT
         if then.get(name) != now[name]
     ]
 
 
-def directory_of_runs(place: str) -> Path:
+def directory_of_runs(folder: str) -> Path:
     """The directory ``telemetry_dir``, created if it is missing.
 
     Raises:
         OSError, ValueError, RuntimeError: it cannot be created.
     """
-    if not place:
+    if not folder:
         raise ValueError("the name is empty")
-    parent = Path(place).expanduser()
+    parent = Path(folder).expanduser()
     parent.mkdir(parents=True, exist_ok=True)
     return parent
 
