@@ -49,7 +49,7 @@ class RowsAfterStep:
 
     Attributes:
         state, signals: seeds and signals of all rows.
-        own_seeds, own_signals: seeds and signals of the environments.
+        own, own_signals: seeds and signals of the environments.
         legal: slots in which each operation is legal, bool ``[R, ops, S]``.
         seed_parameters: parameters of the living seeds, int64 ``[R, S]``.
         seed_parameters_max: parameters of the seeds that were alive before or after the step,
@@ -58,7 +58,7 @@ class RowsAfterStep:
     """
 
     state: SeedState
-    own_seeds: SeedState
+    own: SeedState
     signals: SeedSignals
     own_signals: SeedSignals
     legal: Tensor
@@ -194,7 +194,7 @@ class TorchStep:
             score, twin_score: smoothed expected accuracy of environments and of their twins,
                 ``[N]``.
         """
-        engine, state = self.engine, now.own_seeds
+        engine, state = self.engine, now.own
         host, parameters = engine.host.parameter_count, self._environment_rows(now.seed_parameters)
         most = self.rules.max_seeds
         environment_progress = progress.map(self._environment_rows)
@@ -223,7 +223,7 @@ class TorchStep:
     ) -> RowsAfterStep:
         return RowsAfterStep(
             state=state,
-            own_seeds=state.map(self._environment_rows),
+            own=state.map(self._environment_rows),
             signals=signals,
             own_signals=signals.map(self._environment_rows),
             legal=legal_slots(state, signals, self.rules),

@@ -219,8 +219,8 @@ class Shard:
             last=last,
             op=self._environment_rows(op),
             slot=all_actions[: self.count, HEADS.index("slot")],
-            before=before.own_seeds,
-            after=self.now.own_seeds,
+            before=before.own,
+            after=self.now.own,
             contribution=self._environment_rows(outcome.contribution).to(score.dtype),
             accuracy=self._environment_rows(reward_scores.accuracy),
             initial_accuracy=self._environment_rows(self.initial_accuracy),
@@ -374,7 +374,7 @@ class Shard:
 
     def _priced_parameters(self, last: bool) -> Tensor:
         """Number of parameters that pay the price, int64 ``[N]``."""
-        state = self.now.own_seeds
+        state = self.now.own
         pays = state.stage == Stage.FOSSILISED if last else state.acting
         return torch.where(pays, self._environment_rows(self.now.seed_parameters), 0).sum(1)
 
