@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from esper.own_models.growing import grow
 from esper.own_models.objectives import Validation
 from esper.runtime.data import digits
-from esper.runtime.text import BITS_PER_NAT, SHIPPED, text
+from esper.runtime.text import BITS_PER_NAT, SHIPPED_TEXT, text
 
 CONTEXT = 64
 """Bytes in a window of the text."""
@@ -139,7 +139,7 @@ def patients(seed: int) -> Loaders:
 
 def windows(seed: int) -> Loaders:
     """The text that comes with Esper; 20 minibatches of 16 windows an epoch. The split is fixed."""
-    data = text(SHIPPED, CONTEXT)
+    data = text(SHIPPED_TEXT, CONTEXT)
 
     def tokens(images: Tensor) -> Tensor:
         return images[:, 0, :, 0].long()

@@ -486,7 +486,7 @@ def small_environments(
     environments: int | Sequence[int] | Tensor,
     precision: Precision = FULL,
     devices: Sequence[torch.device] = (CPU,),
-    assigned: Tensor | None = None,
+    assignment: Tensor | None = None,
     **settings: Any,
 ) -> GrowthEnv:
     """Environments whose steps are short; ``settings`` are those of ``GrowthConfig``."""
@@ -495,7 +495,7 @@ def small_environments(
         environments = range(environments)
     identities = torch.as_tensor(environments)
     config = GrowthConfig(**(short | settings))
-    return GrowthEnv(tasks, identities, config, precision, *devices, assigned=assigned)
+    return GrowthEnv(tasks, identities, config, precision, *devices, assignment=assignment)
 
 
 class OperationCounter(TorchDispatchMode):

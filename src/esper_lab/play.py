@@ -195,7 +195,7 @@ def _batch(
     first = (population.first + begin) * members
     identities = torch.arange(first, first + len(tasks) * members)
     assignment = torch.tensor([different.index(task) for task in tasks]).repeat_interleave(members)
-    env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assigned=assignment)
+    env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assignment=assignment)
     last: list[Step] = []
 
     def keep(t: int, actions: torch.Tensor, step: Step) -> None:
@@ -228,5 +228,5 @@ def _batch(
 
 def tasks_of_groups(env: GrowthEnv) -> list[Task]:
     """The task of each group of an environment with assigned tasks."""
-    assert env.assigned is not None
-    return [env.tasks[index] for index in env.assigned[:: env.config.group_size].tolist()]
+    assert env.assignment is not None
+    return [env.tasks[index] for index in env.assignment[:: env.config.group_size].tolist()]

@@ -145,13 +145,13 @@ def donors_of(env: GrowthEnv) -> Tensor:
     Raises:
         ValueError: there is a single host.
     """
-    assert env.assigned is not None
+    assert env.assignment is not None
     members = env.config.group_size
-    tasks = env.assigned[::members]
+    tasks = env.assignment[::members]
     hosts = len(tasks)
     if hosts < 2:
         raise ValueError("a blind or yoked policy needs at least two hosts per batch")
     task_changes = [int((tasks != tasks.roll(-shift)).sum()) for shift in range(1, hosts)]
     shift = 1 + task_changes.index(max(task_changes))
-    rows = torch.arange(len(env.assigned), device=env.assigned.device)
+    rows = torch.arange(len(env.assignment), device=env.assignment.device)
     return rows.roll(-shift * members)

@@ -120,19 +120,19 @@ def test_a_yoked_copy_repeats_the_recorded_actions_of_the_donor():
 
 
 @pytest.mark.parametrize(
-    ("assigned", "members"), [([0, 1, 0, 1], 2), ([0, 0, 1, 1], 1), ([0] * 3, 4)]
+    ("assignment", "members"), [([0, 1, 0, 1], 2), ([0, 0, 1, 1], 1), ([0] * 3, 4)]
 )
-def test_a_donor_is_another_host_and_of_another_task_where_there_is_one(assigned, members: int):
+def test_a_donor_is_another_host_and_of_another_task_where_there_is_one(assignment, members: int):
     env = object.__new__(GrowthEnv)
-    env.assigned = torch.tensor(assigned).repeat_interleave(members)
+    env.assignment = torch.tensor(assignment).repeat_interleave(members)
     env.config = type("Config", (), {"group_size": members})()  # type: ignore[assignment]
     donors = donors_of(env)
     rows = np.arange(len(donors))
     assert sorted(donors.tolist()) == rows.tolist()
     assert (donors.numpy() // members != rows // members).all()
     assert (donors.numpy() % members == rows % members).all()
-    if len(set(assigned)) > 1:
-        assert (env.assigned[donors] != env.assigned).all()
+    if len(set(assignment)) > 1:
+        assert (env.assignment[donors] != env.assignment).all()
 
 
 def test_a_single_host_has_no_donor():

@@ -67,13 +67,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cache]:
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
     yield Cache(tmp_path / "cache", log)
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
 
 
 def found() -> str:
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
     return library.library()._name
 
 
@@ -170,7 +170,7 @@ def test_a_library_is_on_the_disk_before_it_gets_its_name(cache: Cache, monkeypa
 def test_a_library_of_somebody_else_is_not_executed(cache: Cache, monkeypatch) -> None:
     """The owner is compared with this process's user, which a test can pretend to change."""
     path = Path(found())
-    monkeypatch.setattr(build, "_trusted", lambda: (os.geteuid() + 1,))
+    monkeypatch.setattr(build, "_trusted_users", lambda: (os.geteuid() + 1,))
     assert not is_intact(path)
     with pytest.raises(build.Unavailable, match="belongs to another user"):
         build.cached_library()
@@ -208,20 +208,20 @@ def test_others_cannot_exchange_a_library(cache: Cache) -> None:
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package as built by `make wheel`, on a machine without a compiler."""
     original = Path(library.library()._name)
-    monkeypatch.setattr(build, "SHIPPED", tmp_path)
+    monkeypatch.setattr(build, "SHIPPED_LIBRARIES", tmp_path)
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.delenv(build.FLAGS_VARIABLE, raising=False)
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
     yield Path(shutil.copy(original, tmp_path / build._shipped_name("baseline")))
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
 
 
 def test_shipped_library_is_used(shipped: Path, monkeypatch) -> None:
     assert library.library()._name == str(shipped)
     better = shutil.copy(shipped, shipped.parent / build._shipped_name("avx2"))
     monkeypatch.setattr(build, "cpu_features", lambda: frozenset({"avx2", "fma", "avx512f"}))
-    library._found.cache_clear()
+    library._library_or_reason.cache_clear()
     assert library.library()._name == str(better if build._x86() else shipped)
     monkeypatch.setenv(build.FLAGS_VARIABLE, "-DOTHER")
     assert build.shipped_libraries() == []
@@ -344,7 +344,7 @@ def test_without_a_compiler_torch_computes_and_logs_one_line(
     compiler = compiler.replace("{", f"{tmp_path}/").replace("}", "")
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path))
-    caches = library._found, library.fall_back
+    caches = library._library_or_reason, library.fall_back
     for remembered in caches:
         remembered.cache_clear()
     try:

@@ -10,7 +10,7 @@ import torch
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
-from esper.runtime.text import PIECES, SHIPPED, reading, text
+from esper.runtime.text import PIECES, SHIPPED_TEXT, reading, text
 from esper.tolaria import bank
 from esper.tolaria.bank import DataBank
 from support import CPU, F64
@@ -64,14 +64,14 @@ def test_every_piece_of_the_text_is_in_exactly_one_split(file: Path):
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_longer_windows_take_no_more_memory(dtype: torch.dtype, preload: bool):
     host = TransformerHost(layers=1, width=4, heads=2, context=64)
-    task = replace(find("text_bytes"), host=host, data=lambda: text(SHIPPED, 64))
+    task = replace(find("text_bytes"), host=host, data=lambda: text(SHIPPED_TEXT, 64))
     made = DataBank([(task, task.datasets())], dtype, CPU, preload)
     count = len(made.train_images)
     assert made.train_images.dtype == dtype
     assert made.train_images.untyped_storage().nbytes() < 2 * count * dtype.itemsize
     assert made.train_labels.untyped_storage().nbytes() < 2 * count * 8
     assert made.validation_images.shape == (1, 128, 1, 64, 1)
-    assert torch.equal(made.train_images, text(SHIPPED, 64).train_images.to(dtype))
+    assert torch.equal(made.train_images, text(SHIPPED_TEXT, 64).train_images.to(dtype))
 
 
 def test_memory_of_a_text_decides_whether_it_is_preloaded(monkeypatch: pytest.MonkeyPatch):
@@ -87,7 +87,7 @@ def test_memory_of_a_text_decides_whether_it_is_preloaded(monkeypatch: pytest.Mo
 def test_text_is_shipped_with_the_package():
     import esper
 
-    assert SHIPPED.is_relative_to(Path(esper.__file__).parent)
+    assert SHIPPED_TEXT.is_relative_to(Path(esper.__file__).parent)
     (data,) = find("text_bytes").datasets()
     assert data.classes == 256
     assert len(data.train_labels) > 50_000

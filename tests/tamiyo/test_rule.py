@@ -26,10 +26,10 @@ def test_the_rule_acts_as_its_variant(
     names: tuple[str, ...], plans: tuple, plan: object, length: int, max_seeds: int | None
 ) -> None:
     tasks, members = [find(name) for name in names], len(plans)
-    assigned = torch.arange(len(tasks)).repeat_interleave(members)
+    assignment = torch.arange(len(tasks)).repeat_interleave(members)
     settings = {"seed": 3, "group_size": members, "episode_length": length, "threads": 1}
     settings |= {"batch_size": 8, "max_seeds": max_seeds}
-    env = small_environments(tasks, len(assigned), assigned=assigned, **settings)
+    env = small_environments(tasks, len(assignment), assignment=assignment, **settings)
     variants = collect(env, trial_actor(env), 0).actions
     rule = RuleActor(lambda: env.current_slots, length, max_seeds=max_seeds)
     found = collect(env, rule, 0).actions

@@ -195,8 +195,10 @@ def test_decay_ends_at_the_deadline():
 def test_the_policy_observes_the_time_until_the_deadline():
     task = small_task(HOST)
     tasks = [replace(task, deadline=deadline) for deadline in (1.0, 0.5)]
-    assigned = torch.arange(2)
-    env = small_environments(tasks, 2, assigned=assigned, seed=1, episode_length=4, group_size=1)
+    assignment = torch.arange(2)
+    env = small_environments(
+        tasks, 2, assignment=assignment, seed=1, episode_length=4, group_size=1
+    )
     found = [env.reset(0).host]
     idle = torch.zeros(2, len(HEADS), dtype=torch.long)
     found += [env.step(idle).observation.host for _ in range(4)]

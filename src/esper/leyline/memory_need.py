@@ -98,7 +98,7 @@ def policy_bytes(lstm_hidden: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskNeed:
+class TaskMemory:
     """What the estimate needs to know of a task.
 
     Attributes:
@@ -111,10 +111,10 @@ class TaskNeed:
 
 
 @cache
-def task_needs() -> dict[str, TaskNeed]:
+def task_needs() -> dict[str, TaskMemory]:
     """The built-in tasks by name, as in ``TASK_NEEDS``."""
     table = json.loads(TASK_NEEDS.read_text(encoding="utf-8"))
-    return {name: TaskNeed(*numbers) for name, numbers in table.items()}
+    return {name: TaskMemory(*numbers) for name, numbers in table.items()}
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -27,7 +27,7 @@ CACHE_VARIABLE = "ESPER_CACHE_DIR"
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 COMPILING = "compiling-"
 """Prefix of the folders in which libraries are compiled."""
-SHIPPED = Path(__file__).parent / "lib"
+SHIPPED_LIBRARIES = Path(__file__).parent / "lib"
 """Libraries compiled by ``make wheel`` and shipped in the wheel."""
 FLAGS_VARIABLE = "ESPER_NATIVE_FLAGS"
 """Environment variable with additional compiler flags, such as ``-fsanitize=address``."""
@@ -112,15 +112,16 @@ def _run(command: list[str], log: Path) -> None:
         raise Unavailable(f"{command[0]} failed; see {log}")
 
 
-def compile_for_a_wheel(place: Path) -> list[Path]:
-    """Compile the library into ``place`` for every instruction set of this architecture.
+def compile_for_a_wheel(folder: Path) -> list[Path]:
+    """Compile the library into ``folder`` for every instruction set of this architecture.
 
     The command is the same as in ``cached_library``, so the machine code is the same.
 
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    paths = [place / _shipped_name(name) for name in (INSTRUCTION_SETS if _x86() else ["baseline"])]
+    names = list(INSTRUCTION_SETS) if _x86() else ["baseline"]
+    paths = [folder / _shipped_name(name) for name in names]
     for path in paths:
         compile_library([*compiler(), *compiler_flags(path.name.partition("-")[0])], path)
         digest_path(path).unlink()  # the wheel has digests of its own
@@ -132,9 +133,9 @@ def shipped_libraries() -> list[Path]:
 
     Empty if ``ESPER_NATIVE_FLAGS`` is set, because shipped libraries lack these flags.
     """
-    if os.environ.get(FLAGS_VARIABLE) or not SHIPPED.exists():
+    if os.environ.get(FLAGS_VARIABLE) or not SHIPPED_LIBRARIES.exists():
         return []
-    candidates = [SHIPPED / _shipped_name(name) for name in instruction_sets()]
+    candidates = [SHIPPED_LIBRARIES / _shipped_name(name) for name in instruction_sets()]
     return [path for path in candidates if path.exists()]
 
 
@@ -198,7 +199,7 @@ def own_folder(folder: Path) -> None:
         raise Unavailable(f"{folder} cannot be written; set {CACHE_VARIABLE}") from error
     status = folder.stat()
     advice = f"set {CACHE_VARIABLE} to a folder of your own"
-    if status.st_uid not in _trusted():
+    if status.st_uid not in _trusted_users():
         raise Unavailable(f"{folder} belongs to another user, so nothing in it is used; {advice}")
     if status.st_mode & WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX:
         try:
@@ -222,19 +223,19 @@ def digest_path(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def keep(made: Path, library: Path) -> None:
+def keep(binary: Path, library: Path) -> None:
     """Move a compiled file to its name in the cache, with its digest, both flushed to the disk.
 
     Raises:
         OSError: the disk failed or is full, or the compiler made no file.
     """
-    content = made.read_bytes()
+    content = binary.read_bytes()
     drafts = {library: content, digest_path(library): hashlib.sha256(content).hexdigest().encode()}
-    for path, written in drafts.items():
-        draft = made.with_name(path.name)
+    for path, data in drafts.items():
+        draft = binary.with_name(path.name)
         with draft.open("wb") as file:
             os.fchmod(file.fileno(), 0o755)
-            file.write(written)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
@@ -263,12 +264,12 @@ def one_compiler(folder: Path) -> Iterator[None]:
         except OSError:
             yield
             return
-        for left in folder.glob(f"{COMPILING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for remnant in folder.glob(f"{COMPILING}*"):
+            shutil.rmtree(remnant, ignore_errors=True)
         yield
 
 
-def _trusted() -> tuple[int, int]:
+def _trusted_users() -> tuple[int, int]:
     """The users whose files are executed: this one, and root, who can do anything in any case."""
     return os.geteuid(), 0
 
@@ -279,7 +280,7 @@ def _own_content(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in _trusted():
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in _trusted_users():
                 return None
             return None if status.st_mode & WRITABLE_BY_OTHERS else file.read()
     return None
@@ -288,7 +289,9 @@ def _own_content(path: Path) -> bytes | None:
 def instruction_sets() -> list[str]:
     """Names of the ``INSTRUCTION_SETS`` that this CPU supports, the best first."""
     features = cpu_features() if _x86() else frozenset()
-    return [name for name, needed in INSTRUCTION_SETS.items() if features.issuperset(needed)]
+    return [
+        name for name, extensions in INSTRUCTION_SETS.items() if features.issuperset(extensions)
+    ]
 
 
 def _x86() -> bool:

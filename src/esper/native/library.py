@@ -16,7 +16,7 @@ from esper.native.build import Unavailable, cached_library, shipped_libraries
 
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64"}
 """Suffix of function names for each dtype."""
-_OUT_OF_MEMORY, _FAILED = 1, 2
+_OUT_OF_MEMORY, _FAILURE = 1, 2
 _log = logging.getLogger(__name__)
 
 
@@ -26,10 +26,10 @@ def library() -> ctypes.CDLL:
     Raises:
         Unavailable: there is no compiler, or it fails.
     """
-    found = _found()
-    if isinstance(found, Unavailable):
-        raise found
-    return found
+    outcome = _library_or_reason()
+    if isinstance(outcome, Unavailable):
+        raise outcome
+    return outcome
 
 
 def available() -> bool:
@@ -49,7 +49,7 @@ def fall_back(reason: str, consequence: str = "using torch") -> None:
 
 
 @cache
-def _found() -> ctypes.CDLL | Unavailable:
+def _library_or_reason() -> ctypes.CDLL | Unavailable:
     """The library, or why it is not available; cached, so a failure is not retried."""
     for path in shipped_libraries():
         try:
@@ -74,12 +74,12 @@ def load(path: Path) -> ctypes.CDLL:
     Raises:
         OSError: it is damaged, or lacks functions.
     """
-    found = ctypes.CDLL(str(path))
+    dll = ctypes.CDLL(str(path))
     try:
-        vector_bytes(found)
+        vector_bytes(dll)
     except ValueError as error:
         raise OSError(f"{path.name} lacks a function: {error}") from error
-    return found
+    return dll
 
 
 def vector_bytes(of: ctypes.CDLL) -> int:
@@ -107,7 +107,7 @@ def _check(result: int, _: Any, __: Any) -> int:
     """Raise the exception for a result defined in ``guarded.h``."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the native backend ran out of memory")
-    if result == _FAILED:
+    if result == _FAILURE:
         raise RuntimeError("the native backend failed")
     return result
 
@@ -142,13 +142,13 @@ class Pointers:
     """Addresses for one call; keeps copies made for the call alive until it returns."""
 
     def __init__(self) -> None:
-        self.kept: list[object] = []
+        self.buffers: list[object] = []
 
     def to(self, tensor: Tensor, dtype: torch.dtype | None = None) -> int:
         """The address of ``tensor`` for reading; copied unless contiguous and of ``dtype``."""
-        own = tensor.to(dtype or tensor.dtype).contiguous()
-        self.kept.append(own)
-        return own.data_ptr()
+        copy = tensor.to(dtype or tensor.dtype).contiguous()
+        self.buffers.append(copy)
+        return copy.data_ptr()
 
     def into(self, tensor: Tensor) -> int:
         """The address of a contiguous tensor that the library writes to."""
@@ -157,7 +157,7 @@ class Pointers:
 
     def of_each(self, tensors: Sequence[Tensor]) -> int:
         """The address of an array with the addresses of contiguous tensors."""
-        self.kept.append(array := addresses(tensors))
+        self.buffers.append(array := addresses(tensors))
         return ctypes.addressof(array)
 
     def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:

@@ -252,5 +252,5 @@ def _shift(images: np.ndarray, down: int, right: int) -> np.ndarray:
     reach = max(abs(down), abs(right))
     padding = [(0, 0)] * (images.ndim - 2) + [(reach, reach)] * 2
     padded = np.pad(images, padding)
-    top, left = reach - down, reach - right
-    return padded[..., top : top + height, left : left + width]
+    row, column = reach - down, reach - right
+    return padded[..., row : row + height, column : column + width]

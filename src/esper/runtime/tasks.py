@@ -30,7 +30,7 @@ from esper.runtime.registry import (
     task,
 )
 from esper.runtime.task import TUNINGS, Drift, Pretraining, Task
-from esper.runtime.text import SHIPPED, text
+from esper.runtime.text import SHIPPED_TEXT, text
 
 __all__ = ["FAMILIES", "SUITES", "TASKS", "Drift", "Family", "Pretraining", "Task"]
 __all__ += ["TUNINGS", "add_family", "agree", "find", "find_all", "task"]
@@ -170,7 +170,7 @@ def _add_text(name: str, heads: int) -> None:
         name,
         "next byte of Esper's licence and documentation",
         host,
-        partial(text, SHIPPED, host.context),
+        partial(text, SHIPPED_TEXT, host.context),
         max_batches=16,
         batch_size=16,
         learning_rate=3e-3,

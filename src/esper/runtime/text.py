@@ -14,7 +14,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset
 from esper.runtime.task import Task
 
-SHIPPED = Path(__file__).with_name("text.txt")
+SHIPPED_TEXT = Path(__file__).with_name("text.txt")
 """Licence and documentation of Esper, frozen so that results stay comparable."""
 
 BYTES = 256

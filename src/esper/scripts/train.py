@@ -88,12 +88,12 @@ def arguments_of(algorithm: Algorithm) -> type:
         "view": ViewConfig,
     }
     defaults = {LearnerConfig: lambda: defaults_of(algorithm.name).learner}
-    own = [
+    group_fields = [
         (group, kind, field(default_factory=defaults.get(kind, kind)))
         for group, kind in groups.items()
         if fields(kind)
     ]
-    return make_dataclass(name, own, **options)
+    return make_dataclass(name, group_fields, **options)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,9 +22,11 @@ def environment(*tasks: Task, devices: int = 1, **settings: object) -> GrowthEnv
     """Four environments in groups of one."""
     chosen = {"group_size": 1, "max_batches": 2, "batch_size": 8, "backend": "torch"} | settings
     config = GrowthConfig(seed=5, episode_length=12, **chosen)
-    assigned = torch.arange(4) % len(tasks)
+    assignment = torch.arange(4) % len(tasks)
     places = [CPU] * devices
-    return GrowthEnv(tasks, torch.arange(4), config, Precision("cpu"), *places, assigned=assigned)
+    return GrowthEnv(
+        tasks, torch.arange(4), config, Precision("cpu"), *places, assignment=assignment
+    )
 
 
 def actions(*germinating: int) -> Tensor:

@@ -59,8 +59,8 @@ def test_every_episode_measures_it_once_after_the_last_step(
         for name in ("digits_shift", "digits_mlp")
     ]
     config = {"seed": 1, "episode_length": LENGTH, "batch_size": 8, "backend": backend}
-    assigned = torch.tensor([0, 0, 1, 1])
-    env = small_environments(tasks, 4, assigned=assigned, one_at_a_time=False, **config)
+    assignment = torch.tensor([0, 0, 1, 1])
+    env = small_environments(tasks, 4, assignment=assignment, one_at_a_time=False, **config)
     for episode in range(2):
         slots = [task.host.slots for task in tasks]
         plans = [Schedule.everything(2, own) for own in slots]

@@ -101,8 +101,7 @@ class Index:
             self.corrupt += 1
             return
         # The updates of all algorithms are one sequence.
-        learned = isinstance(event, PPOUpdateCompleted)
-        kind = PPOUpdateCompleted if learned else type(event)
+        kind = PPOUpdateCompleted if isinstance(event, PPOUpdateCompleted) else type(event)
         if kind in _OUTLINES:
             location = Location(self.lines, offset, len(line), event.round, event.step)
             self.locations[_OUTLINES[kind]].append(location)

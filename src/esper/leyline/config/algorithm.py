@@ -95,7 +95,7 @@ class Algorithm:
         return AlgorithmConfig if self.from_records else kind
 
 
-_REGISTERED: dict[str, Algorithm] = {}
+_ALGORITHMS: dict[str, Algorithm] = {}
 
 
 def register(algorithm: Algorithm) -> None:
@@ -103,13 +103,13 @@ def register(algorithm: Algorithm) -> None:
 
     Its settings must not have the names of others.
     """
-    assert algorithm.name not in _REGISTERED, algorithm.name
-    _REGISTERED[algorithm.name] = algorithm
+    assert algorithm.name not in _ALGORITHMS, algorithm.name
+    _ALGORITHMS[algorithm.name] = algorithm
 
 
 def unregister(name: str) -> None:
     """Remove an algorithm that ``register`` added."""
-    del _REGISTERED[name]
+    del _ALGORITHMS[name]
 
 
 @cache
@@ -121,7 +121,7 @@ def _import_algorithms() -> None:
 def algorithms() -> Mapping[str, Algorithm]:
     """All algorithms by name: those that act, then those that learn from records."""
     _import_algorithms()
-    by_kind = sorted(_REGISTERED.values(), key=lambda one: (one.from_records, one.name != "ppo"))
+    by_kind = sorted(_ALGORITHMS.values(), key=lambda one: (one.from_records, one.name != "ppo"))
     return {one.name: one for one in by_kind}
 
 

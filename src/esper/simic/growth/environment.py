@@ -92,7 +92,7 @@ class GrowthEnv(GrowthLayout):
         precision: precision of the hosts' arithmetic; float32 is used if a trial of it fails.
         devices: devices over which the hosts are distributed, at least one, all of one kind; a
             device may be listed more than once. Observations and actions are on the first.
-        assigned: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
+        assignment: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
             equal within a group; None to draw the task of each group anew for every episode.
         digest_data: whether to compute ``data_digests``.
 
@@ -113,7 +113,7 @@ class GrowthEnv(GrowthLayout):
         config: GrowthConfig,
         precision: Precision,
         *devices: torch.device,
-        assigned: Tensor | None = None,
+        assignment: Tensor | None = None,
         digest_data: bool = False,
     ):
         if config.reward not in REWARD_MODES:
@@ -123,7 +123,7 @@ class GrowthEnv(GrowthLayout):
         if not devices:
             raise ValueError("devices must not be empty")
         device = devices[0]
-        super().__init__(tasks, environments, config, device, assigned)
+        super().__init__(tasks, environments, config, device, assignment)
         self.devices = devices
         data = [(task, task.datasets()) for task in self.tasks]
         self.data_digests = data_digests(data) if digest_data else {}

@@ -20,7 +20,7 @@ class GrowthLayout:
         environments: identities, int64 ``[N]``.
         config: see ``GrowthConfig``.
         device: device of the tensors.
-        assigned: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
+        assignment: index in ``tasks`` of each environment's task in all episodes, int64 ``[N]``,
             equal within a group; None to draw the task of each group anew for every episode.
 
     Attributes:
@@ -36,13 +36,13 @@ class GrowthLayout:
         environments: Tensor,
         config: GrowthConfig,
         device: torch.device,
-        assigned: Tensor | None = None,
+        assignment: Tensor | None = None,
     ):
         self.tasks, self.config, self.device = tuple(tasks), config, device
         self.environments = environments.to(device)
         self.count: int = len(environments)
         self.groups = self.environments // config.group_size
-        self.assigned = None if assigned is None else assigned.to(device)
+        self.assignment = None if assignment is None else assignment.to(device)
         counts = [task.host.parameter_count for task in self.tasks]
         prices = [task.price for task in self.tasks]
         self._host_parameters = torch.tensor(counts, device=device)
@@ -50,7 +50,7 @@ class GrowthLayout:
 
     def draw_tasks(self, episode: int) -> None:
         """Begin episode number ``episode``, for which every group draws a task."""
-        self.task_of = self._draw(episode) if self.assigned is None else self.assigned
+        self.task_of = self._draw(episode) if self.assignment is None else self.assignment
         self.task_numbers: list[int] = self.task_of.tolist()
 
     def _draw(self, episode: int) -> Tensor:
