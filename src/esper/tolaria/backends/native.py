@@ -1,6 +1,6 @@
 """The native backend: passes stacks to the C++ library."""
 
-from ctypes import POINTER, c_int, c_void_p
+from ctypes import POINTER, c_int, c_int32, c_void_p
 from threading import Lock
 
 import torch
@@ -78,6 +78,7 @@ class NativeBackend:
         self.tensor_counts = torch.tensor([slot.segment_count for slot in host.slots])
         self.lanes = self._evaluation_lanes()
         self.packed: dict[int, tuple[Tensor, Tensor]] = {}
+        self._check_layout()
 
     def train_epoch(
         self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
@@ -223,6 +224,19 @@ class NativeBackend:
         image = max(sizes) * torch.finfo(self.dtype).bits // 8
         registers = max(1, _ACTIVATION_BYTES // (image * lanes))
         return min(EVALUATION_LANES, registers * lanes)
+
+    def _check_layout(self) -> None:
+        """Assert that Python and C++ agree on the layout of the stores."""
+        result = (c_int32 * 2)()
+        name = f"hosts_sizes_{SUFFIXES[self.dtype]}"
+        sizes = function(name, c_void_p, c_int, c_int, POINTER(c_int32))
+        sizes(self.network.address, -1, 0, result)
+        assert list(result) == [self.host.layout.size, self.host.buffers.size]
+        for s, slot in enumerate(self.host.slots):
+            for kind in (kind for kind in slot.kinds if self.kind_of[kind] >= 0):
+                sizes(self.network.address, s, int(self.kind_of[kind]), result)
+                layout = slot.layouts[kind]
+                assert list(result) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
 def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:

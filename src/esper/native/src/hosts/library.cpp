@@ -51,6 +51,17 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
       call->rows, [&](Worker<T>& worker, int64_t r) { worker.evaluate(*call, r); });
 }
 
+// Sizes that Python compares with its own layouts: for slot -1 the host's numbers of parameters and
+// running statistics or, for a slot, a blueprint's numbers of parameters and of tensors.
+template <class T>
+int sizes(void* network, int slot, int kind, int32_t* result) {
+  return guarded([&] {
+    Worker<T>& worker = *static_cast<Network<T>*>(network)->workers[0];
+    result[0] = slot < 0 ? worker.parameters() : worker.branch(slot, kind).parameters();
+    result[1] = slot < 0 ? worker.buffers() : int(worker.branch(slot, kind).fields().size());
+  });
+}
+
 }  // namespace
 }  // namespace esper::hosts
 
@@ -62,6 +73,7 @@ int evaluate(void* network, const EvaluateCall<T>* call) {
 extern "C" {
 ESPER_EXPORT(create)
 ESPER_EXPORT(free)
+ESPER_EXPORT(sizes)
 ESPER_EXPORT(train)
 ESPER_EXPORT(evaluate)
 int esper_vector_bytes = esper::kVectorBytes;

@@ -138,6 +138,10 @@ class Worker {
     }
   }
 
+  int parameters() const { return parameters_; }
+  int buffers() const { return buffers_; }
+  const Layer<T>& branch(int slot, int kind) { return slots_[size_t(slot)]->branch(kind); }
+
  private:
   struct Stage {
     std::unique_ptr<Layer<T>> layer;
