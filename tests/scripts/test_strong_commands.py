@@ -158,7 +158,7 @@ def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
     target.write_text("good")
 
     def cut() -> None:
-        with query._replaced(target) as draft:
+        with query._replacement(target) as draft:
             draft.write_text("cu")
             raise OSError(errno.ENOSPC, "full")
 
@@ -166,10 +166,10 @@ def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
         cut()
     assert target.read_text() == "good"
     assert list(tmp_path.iterdir()) == [target]
-    with query._replaced(target) as draft:
+    with query._replacement(target) as draft:
         draft.write_text("better")
     assert target.read_text() == "better"
-    with query._replaced(Path(os.devnull)) as device:
+    with query._replacement(Path(os.devnull)) as device:
         assert device == Path(os.devnull)
 
 

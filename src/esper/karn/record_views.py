@@ -77,7 +77,7 @@ def create_record_views(
         rows.append(_row(name, record.path, len(record.content), record.header))
         if not groups or groups[-1][:2] != (name, layout):
             groups.append((name, layout, []))
-        groups[-1][2].append(_lasting(record, folder / f"record-{len(rows)}.parquet"))
+        groups[-1][2].append(_lasting_path(record, folder / f"record-{len(rows)}.parquet"))
     parts = []
     for number, (name, layout, paths) in enumerate(groups):
         database.register(f"records_{number}", _dataset(paths, layout))
@@ -90,7 +90,7 @@ def create_record_views(
     database.execute("CREATE OR REPLACE VIEW record_files AS SELECT * FROM files_of_records")
 
 
-def _lasting(record: Record, link: Path) -> Path:
+def _lasting_path(record: Record, link: Path) -> Path:
     """A path at which the record stays as it was verified.
 
     A live run with ``--record-last`` removes its records while a query reads them.

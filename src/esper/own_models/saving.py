@@ -130,7 +130,7 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     try:
         content = io.BytesIO(read_sealed(path))
         checkpoint: dict[str, Any] = torch.load(content, weights_only=True, map_location="cpu")
-        version, began_with = checkpoint["format"], dict(checkpoint["settings"])
+        version, stored_settings = checkpoint["format"], dict(checkpoint["settings"])
     except Exception as error:
         # What a damaged file raises is undocumented.
         raise UsageError(
@@ -142,7 +142,7 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             "remove it to begin anew"
         )
     for name, value in settings.items():
-        began = began_with.get(name)
+        began = stored_settings.get(name)
         if str(began) != str(value):
             if name == "model":
                 began, value = "other parameters", "these"

@@ -67,7 +67,7 @@ def query(arguments: list[str]) -> int:
             _print(batches, settings.format)
             return 0
         try:
-            with _replaced(settings.output) as draft:
+            with _replacement(settings.output) as draft:
                 _write(batches, settings.format, draft)
         except OSError as error:
             raise UsageError(
@@ -78,7 +78,7 @@ def query(arguments: list[str]) -> int:
 
 
 @contextmanager
-def _replaced(target: Path) -> Iterator[Path]:
+def _replacement(target: Path) -> Iterator[Path]:
     """A file to write that becomes ``target`` once it is whole; a pipe or a device is its own."""
     if target.exists() and not target.is_file():
         yield target
