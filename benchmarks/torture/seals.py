@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -87,17 +88,13 @@ def _growth(out: str) -> list[str]:
 
 def _stopped_growth() -> tuple[list[Path], Command]:
     """A growth that could not write its files: a rerun goes on from ``progress.pt``."""
-    words, original = _growth("stopped"), grow_model.write_files
+    words = _growth("stopped")
 
     def full(*_: object) -> int:
         raise UsageError("out: full")
 
-    grow_model.write_files = full
-    try:
-        with quiet():
-            run_guarded(grow, words)
-    finally:
-        grow_model.write_files = original
+    with patch.object(grow_model, "write_files", full), quiet():
+        run_guarded(grow, words)
     names = (grow_model.PROGRESS, grow_model.SETTINGS)
     return [Path("stopped", name) for name in names], lambda: run_guarded(grow, words)
 
@@ -113,8 +110,9 @@ def _stage() -> tuple[list[Path], Command]:
     path, draws = Path("stage.npz"), np.random.default_rng(0)
 
     def play() -> Outcome:
-        tables = [draws.normal(size=(2, 3)) for _ in range(6)]
-        return Outcome(*tables, features=draws.normal(size=(2, 4, 5)))
+        names = [name for name in Outcome.__slots__ if name != "features"]
+        tables = {name: draws.normal(size=(2, 3)) for name in names}
+        return Outcome(**tables, features=draws.normal(size=(2, 4, 5)))
 
     def read(_: list[str]) -> int:
         load_or_make(path, play)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,8 +80,12 @@ def query(arguments: list[str]) -> int:
 
 @contextmanager
 def _replacement(target: Path) -> Iterator[Path]:
-    """A file to write that becomes ``target`` once it is whole; a pipe or a device is its own."""
-    if target.exists() and not target.is_file():
+    """A file to write that becomes ``target`` once it is whole.
+
+    A pipe, a device and a file in a folder that takes no other are written as they are.
+    """
+    replaceable = target.is_file() and os.access(target.resolve().parent, os.W_OK)
+    if target.exists() and not replaceable:
         yield target
         return
     target = target.resolve()
