@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reporting import kept, made_on, new_parser, publish, table
 
-from torture import damage, disk, inputs, kills, readers
+from torture import damage, disk, inputs, kills, readers, seals
 from torture.common import Part, trained
 
 
@@ -29,6 +29,7 @@ def _sanctum(work: Path) -> Part:
 PARTS: dict[str, Callable[[Path], Part]] = {
     "damage": damage.damage,
     "pickles": damage.pickles,
+    "seals": seals.seals,
     "full_disk": disk.full_disk,
     "not_writable": disk.not_writable,
     "removed": disk.removed,

@@ -1,6 +1,7 @@
 """``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from esper.leyline.run_files import LADDERS
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
+from esper.scripts.progress_lines import ProgressLines
 from esper.simic.tools.grow import is_run_directory
 from esper_lab.comparisons import budget_text, differences, differences_text
 from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
@@ -94,13 +96,18 @@ def evaluate(arguments: list[str]) -> int:
         controls, why_not = usable_controls(options.suite, *sizes, splits)
     if why_not is not None:
         console.print(why_not, soft_wrap=True)
-    with Progress(console=console, transient=True) as progress:
+    lines = ProgressLines(f"preparing {options.suite}", lambda line: print(line, flush=True))
+    with (
+        Progress(console=console, transient=True) as progress,
+        nullcontext() if console.is_terminal else lines,
+    ):
         tasks: dict[str, TaskID] = {}
 
         def on_batch(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.advance(tasks[stage], done)
+            lines.advance(stage, done, total)
 
         evaluation = evaluated(
             options.policy,

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from esper.leyline.disk import replace_synced
+from esper.leyline.disk import read_sealed, replace_sealed
 from esper.leyline.errors import UsageError
 from esper_lab.play import Outcome, Population
 
@@ -79,13 +78,13 @@ def load_or_make(path: Path, make: Callable[[], Outcome]) -> Outcome:
         np.savez_compressed(buffer, **arrays)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_synced(path, buffer.getvalue())
+            replace_sealed(path, buffer.getvalue())
         except OSError as error:
             raise UsageError(f"work: cannot write {path} ({error.strerror})") from error
     try:
-        with np.load(path) as file:
+        with np.load(io.BytesIO(read_sealed(path))) as file:
             return Outcome(**{name: file[name].astype(float) for name in Outcome.__slots__})
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"work: cannot read {path} ({error}); remove the file") from error
 
 

@@ -1,5 +1,8 @@
 """Queries over records agree with the reader of episodes and with the events of the run."""
 
+import errno
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -157,3 +160,25 @@ def test_sql_still_reads_no_files(place: Path) -> None:
 def test_a_name_with_a_quote(place: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(named(place, "digits_shift"), tmp_path / "it's"))
     assert rows(run, "SELECT DISTINCT run FROM records") == [("it's",)]
+
+
+@pytest.mark.parametrize("same_disk", [True, False])
+def test_records_that_a_live_run_removes_are_read_to_the_end(
+    place: Path, tmp_path: Path, monkeypatch, same_disk: bool
+) -> None:
+    run = Path(shutil.copytree(named(place, "digits_shift"), tmp_path / "run"))
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["record_last"] = 2
+    (run / "config.json").write_text(json.dumps(config))
+
+    def other_disk(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    if not same_disk:
+        monkeypatch.setattr(os, "link", other_disk)
+    sql = "SELECT run, round, step, reward FROM records ORDER BY ALL"
+    expected = rows(run, sql)
+    with Store([run]) as store:
+        store.query("SELECT count(*) FROM record_files")
+        shutil.rmtree(run / "records")
+        assert [tuple(row.values()) for row in store.query(sql).to_pylist()] == expected

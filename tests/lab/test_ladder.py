@@ -1,5 +1,6 @@
 """The ladder: its rungs on a tiny population, and stages that are kept."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +152,17 @@ def test_a_broken_stage_is_a_usage_error(tmp_path: Path, content: bytes):
 
 def test_a_fixed_split_has_no_seed(work: Path):
     assert set(evaluated("rule", work).splits) == {None}
+
+
+def test_a_damaged_stage_is_a_usage_error(tmp_path: Path):
+    path, draw = tmp_path / "stage.npz", random.Random(37)
+    load_or_make(path, outcome)
+    whole = path.read_bytes()
+    for _ in range(200):
+        flipped = bytearray(whole)
+        flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        with pytest.raises(
+            UsageError, match=r"^work: cannot read .*stage.npz .*; remove the file$"
+        ):
+            load_or_make(path, outcome)

@@ -136,7 +136,8 @@ class Store:
     def _open_records(self) -> None:
         """Check the records and create their views, when they are first needed."""
         if not self._records_opened:
-            create_record_views(self._database, self._names, self._skip_bad)
+            folder = Path(self._folder.name)
+            create_record_views(self._database, self._names, self._skip_bad, folder)
             self._records_opened = True
 
     def _open(self) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """SQL views over the records of runs, which are read only if a query names them."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,8 +10,9 @@ import pyarrow
 import pyarrow.dataset
 import pyarrow.fs
 
+from esper.karn.runs import config_of
 from esper.karn.views import sql_literal
-from esper.leyline.records import Layout, RecordHeader, VerifiedRecords, record_schema
+from esper.leyline.records import Layout, Record, RecordHeader, VerifiedRecords, record_schema
 
 RECORD_VIEWS: Final = ("records", "record_files")
 """The views over records: a row per environment and step, and a row per file."""
@@ -55,7 +57,7 @@ _LISTS = {
 
 
 def create_record_views(
-    database: duckdb.DuckDBPyConnection, runs: Mapping[Path, str], skip_bad: bool
+    database: duckdb.DuckDBPyConnection, runs: Mapping[Path, str], skip_bad: bool, folder: Path
 ) -> None:
     """Create or replace the views in ``database``.
 
@@ -63,6 +65,7 @@ def create_record_views(
         database: receives the views.
         runs: the name of each run directory.
         skip_bad: whether to leave out damaged records, each with one line on stderr.
+        folder: where the records stay readable until the database is closed.
 
     Raises:
         UsageError: a record is damaged, and ``skip_bad`` is false.
@@ -74,7 +77,7 @@ def create_record_views(
         rows.append(_row(name, record.path, len(record.content), record.header))
         if not groups or groups[-1][:2] != (name, layout):
             groups.append((name, layout, []))
-        groups[-1][2].append(record.path)
+        groups[-1][2].append(_lasting_path(record, folder / f"record-{len(rows)}.parquet"))
     parts = []
     for number, (name, layout, paths) in enumerate(groups):
         database.register(f"records_{number}", _dataset(paths, layout))
@@ -85,6 +88,20 @@ def create_record_views(
     database.execute(f"CREATE OR REPLACE VIEW records AS {' UNION ALL '.join(parts)}")
     database.register("files_of_records", pyarrow.Table.from_pylist(rows, _FILES))
     database.execute("CREATE OR REPLACE VIEW record_files AS SELECT * FROM files_of_records")
+
+
+def _lasting_path(record: Record, link: Path) -> Path:
+    """A path at which the record stays as it was verified.
+
+    A live run with ``--record-last`` removes its records while a query reads them.
+    """
+    try:
+        os.link(record.path, link)
+    except OSError:
+        if config_of(record.run).get("settings", {}).get("record_last") is None:
+            return record.path
+        link.write_bytes(record.content)
+    return link
 
 
 def _row(name: str, path: Path, size: int, header: RecordHeader) -> dict[str, Any]:

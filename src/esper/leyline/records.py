@@ -327,7 +327,7 @@ def _header(path: Path, content: bytes) -> RecordHeader:
         schema = pyarrow.parquet.read_schema(pyarrow.BufferReader(content))
         fields = json.loads(schema.metadata[HEADER_KEY.encode()])
         version = fields["format"]
-    except (pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+    except (pyarrow.ArrowException, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedRecord("it has no header") from error
     if version != FORMAT_VERSION:
         raise UsageError(

@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.kasmina.blueprints import BUILDERS, FAMILIES
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
-from esper.leyline.disk import replace_synced
+from esper.leyline.disk import read_sealed, replace_sealed
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, strip
 
@@ -107,7 +107,7 @@ def write(path: Path, checkpoint: dict[str, Any]) -> None:
     content = io.BytesIO()
     torch.save({"format": FORMAT, **checkpoint}, content)
     try:
-        replace_synced(path, content.getvalue())
+        replace_sealed(path, content.getvalue())
     except OSError as error:
         note = "; the file of the epoch before stays" if path.exists() else ""
         raise UsageError(
@@ -128,8 +128,9 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        version = checkpoint["format"]
+        content = io.BytesIO(read_sealed(path))
+        checkpoint: dict[str, Any] = torch.load(content, weights_only=True, map_location="cpu")
+        version, stored_settings = checkpoint["format"], dict(checkpoint["settings"])
     except Exception as error:
         # What a damaged file raises is undocumented.
         raise UsageError(
@@ -141,7 +142,7 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             "remove it to begin anew"
         )
     for name, value in settings.items():
-        began = checkpoint["settings"].get(name)
+        began = stored_settings.get(name)
         if str(began) != str(value):
             if name == "model":
                 began, value = "other parameters", "these"

@@ -1,6 +1,7 @@
 """A Python file that rebuilds a grown module without Esper: the sources of its seeds, and where
 they hang."""
 
+import io
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from esper.kasmina import seed_module
 from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.source_copy import SourceCopy
+from esper.leyline.disk import replace_synced
 from esper.own_models.grafted_model import grown_seeds
 
 STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
@@ -39,8 +41,10 @@ def save_grown(model: nn.Module, folder: str | Path) -> Path:
     """
     where = Path(folder)
     where.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), where / STATE_FILE)
-    (where / CODE_FILE).write_text(rebuilding_code(model))
+    state = io.BytesIO()
+    torch.save(model.state_dict(), state)
+    replace_synced(where / STATE_FILE, state.getvalue())
+    replace_synced(where / CODE_FILE, rebuilding_code(model).encode())
     return where
 
 

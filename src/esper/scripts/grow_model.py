@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
@@ -14,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.leyline.config.setting import SEEDS, check_name
-from esper.leyline.disk import replace_synced
+from esper.leyline.disk import DamagedFile, lock_file, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.own_models import samples
@@ -32,8 +34,8 @@ from esper.simic.tools.grow import DEFAULT
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
-SETTINGS, PROGRESS = "settings.json", "progress.pt"
-"""What was asked for, and where growth stands until it has ended."""
+SETTINGS, PROGRESS, LOCK = "settings.json", "progress.pt", "lock"
+"""What was asked for, where growth stands until it has ended, and the lock of its only writer."""
 OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "sgd": partial(SGD, momentum=0.9)}
 
 
@@ -78,10 +80,57 @@ def _one(
 ) -> int:
     """Grow with one seed; the exit status."""
     new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-    if _begun(folder, _all_settings(settings, source, seed)):
-        before = read_finished(folder)
-        print(f"{before['text']}\n{folder} was finished before; remove it to grow anew")
-        return int(before["status"])
+    question = _all_settings(settings, source, seed)
+    # Without the lock, which a finished folder that cannot be written would not grant.
+    if (folder / RESULT).exists() and _begun(folder, question):
+        return _finished_before(folder)
+    with _only_writer(folder):
+        if _begun(folder, question):
+            return _finished_before(folder)
+        return _grow_and_write(settings, source, arguments, folder, seed, new_folders)
+
+
+def _finished_before(folder: Path) -> int:
+    before = read_finished(folder)
+    print(f"{before['text']}\n{folder} was finished before; remove it to grow anew")
+    return int(before["status"])
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold the lock of the folder, which is made if it is missing.
+
+    Raises:
+        UsageError: another process grows in it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(folder / LOCK)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"out: another process grows in {folder}; wait until it has ended, or give another"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"out: cannot use {folder} ({error.strerror}); give another folder"
+        ) from error
+    with lock:
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                (folder / LOCK).unlink()
+
+
+def _grow_and_write(
+    settings: GrowArguments,
+    source: OwnFile,
+    arguments: dict[str, Any],
+    folder: Path,
+    seed: int,
+    new_folders: list[Path],
+) -> int:
+    """Grow in a folder that this process has locked; the exit status."""
     try:
         result, inputs = _grown(settings, source, arguments, folder, seed)
         network = result if settings.keep else result.better
@@ -93,9 +142,7 @@ def _one(
             if isinstance(error, KeyboardInterrupt):
                 print("\nstopped; rerun the same command to resume")
         else:
-            (folder / SETTINGS).unlink()
-            for each in new_folders:
-                each.rmdir()
+            _withdraw(folder, new_folders)
         if isinstance(error, FailingBatch):
             raise FailingBatch(error.name, error.cause, source.describe(error.cause)) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
@@ -106,6 +153,16 @@ def _one(
     status = write_files(folder, result, network, source, inputs, settings.onnx, text)
     (folder / PROGRESS).unlink(missing_ok=True)
     return status
+
+
+def _withdraw(folder: Path, new_folders: list[Path]) -> None:
+    """Remove what was begun; somebody may have removed the folder before."""
+    for name in (SETTINGS, LOCK):
+        with suppress(OSError):
+            (folder / name).unlink()
+    with suppress(OSError):
+        for each in new_folders:
+            each.rmdir()
 
 
 def _grown(
@@ -245,13 +302,16 @@ def _begun(folder: Path, settings: dict[str, Any]) -> bool:
     path = folder / SETTINGS
     try:
         if path.exists():
-            before = json.loads(path.read_text())
+            before = read_sealed_json(path)
             _compare(folder, before, settings)
             return (folder / RESULT).exists()
-        if folder.exists() and any(folder.iterdir()):
+        if any(each.name != LOCK for each in folder.iterdir()):
             raise UsageError(f"out: {folder} is not empty; give a folder that is")
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_synced(path, (json.dumps(settings, indent=2) + "\n").encode())
+        replace_sealed_json(path, settings)
+    except DamagedFile as error:
+        raise UsageError(
+            f"out: {path} is damaged ({error}); remove {folder} to grow anew"
+        ) from error
     except (OSError, ValueError) as error:
         if isinstance(error, UsageError):
             raise

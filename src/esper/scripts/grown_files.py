@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from esper.leyline.disk import replace_synced
+from esper.leyline.disk import read_sealed_json, replace_sealed_json, replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
@@ -26,7 +25,7 @@ from esper.own_models.samples import (
     prediction,
     sample_count,
 )
-from esper.own_models.written_code import CODE_FILE, STATE_FILE
+from esper.own_models.written_code import CODE_FILE, STATE_FILE, rebuilding_code
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
 
@@ -62,10 +61,13 @@ def write_files(
     try:
         selection.save(folder)
         _draw(result, folder)
-        differs = {f"{STATE_FILE} and {CODE_FILE}": _rebuild(folder, source, inputs, reference)}
+        code = rebuilding_code(selection.model)
+        name = f"{STATE_FILE} and {CODE_FILE}"
+        differs = {name: _rebuild(folder, code, source, inputs, reference)}
         differs |= _write_programs(folder, selection, inputs, onnx, reference)
     except OSError as error:
-        raise UsageError(f"out: cannot write into {folder} ({error.strerror})") from error
+        raise _unwritable(folder, error) from error
+    # The comparison is also false for NaN.
     wrong = {name: by for name, by in differs.items() if not by <= TOLERANCE}
     for name, by in differs.items():
         if name in wrong:
@@ -82,10 +84,20 @@ def write_files(
     content["paid"] = result.paid
     missing = onnx is not None and ONNX not in differs
     content["status"] = int(missing)
-    replace_synced(folder / RESULT, (json.dumps(content) + "\n").encode())
+    try:
+        replace_sealed_json(folder / RESULT, content)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     if missing:
         notice(f"esper: onnx: {onnx} was not written, for the reason above")
     return int(missing)
+
+
+def _unwritable(folder: Path, error: OSError) -> UsageError:
+    reason = error.strerror or error
+    return UsageError(
+        f"out: cannot write into {folder} ({reason}); make room, and rerun the same command"
+    )
 
 
 def read_finished(folder: Path) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def read_finished(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULT
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content = read_sealed_json(path)
         if not {"text", "grown", "twin", "paid", "status"} <= content.keys():
             raise ValueError("entries are missing")
     except (OSError, ValueError, AttributeError) as error:
@@ -113,13 +125,18 @@ def _draw(result: GrowthResult, folder: Path) -> None:
     except UsageError as missing:
         print(missing)
         return
-    result.plot(folder / PICTURE)
+    picture = io.BytesIO()
+    result.plot().savefig(picture, format="svg")
+    replace_synced(folder / PICTURE, picture.getvalue())
 
 
-def _rebuild(folder: Path, source: OwnFile, inputs: Any, reference: torch.Tensor) -> float:
+def _rebuild(
+    folder: Path, code: str, source: OwnFile, inputs: Any, reference: torch.Tensor
+) -> float:
     """Rebuild the module as a process without Esper would; the difference of its outputs."""
     names: dict[str, Any] = {"__name__": "rebuild"}
-    exec(compile((folder / CODE_FILE).read_text(), CODE_FILE, "exec"), names)
+    # Not the file read back: nothing that may have changed on the disk is executed.
+    exec(compile(code, CODE_FILE, "exec"), names)
     again = names["rebuild"](source.build().cpu(), str(folder / STATE_FILE))
     return difference(reference, outputs(again, inputs))
 

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +20,7 @@ from rich.text import Text
 
 from esper.karn.queries import Store
 from esper.leyline.config.setting import setting
+from esper.leyline.disk import sync
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, number
 from esper.leyline.notices import notice
@@ -65,13 +68,36 @@ def query(arguments: list[str]) -> int:
             _print(batches, settings.format)
             return 0
         try:
-            _write(batches, settings.format, settings.output)
+            with _replacement(settings.output) as draft:
+                _write(batches, settings.format, draft)
         except OSError as error:
             raise UsageError(
                 f"output: cannot write to {settings.output} ({error.strerror or error}); name "
                 "another file"
             ) from error
     return 0
+
+
+@contextmanager
+def _replacement(target: Path) -> Iterator[Path]:
+    """A file to write that becomes ``target`` once it is whole.
+
+    A pipe, a device and a file in a folder that takes no other are written as they are.
+    """
+    replaceable = target.is_file() and os.access(target.resolve().parent, os.W_OK)
+    if target.exists() and not replaceable:
+        yield target
+        return
+    target = target.resolve()
+    draft = target.with_name(f"{target.name}.draft")
+    try:
+        yield draft
+        if target.exists():
+            draft.chmod(target.stat().st_mode)
+        sync(draft)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _views() -> str:

@@ -23,7 +23,7 @@ from esper.leyline.config import TrainConfig, flatten, shown
 from esper.leyline.config.algorithm import learns_by_acting
 from esper.leyline.config.reading import run_settings
 from esper.leyline.config.setting import SEEDS, about
-from esper.leyline.disk import replace_synced
+from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.scripts.after_training import report_runs
@@ -177,11 +177,11 @@ def _open(policy: str, config: TrainConfig) -> tuple[Path, list[Path]]:
         new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         parent = directory_of_runs(directory)
         if name is not None and (parent / name / SETTINGS).exists():
-            _compare(parent / name, json.loads((parent / name / SETTINGS).read_text()), settings)
+            _compare(parent / name, _read_settings(parent / name / SETTINGS), settings)
             return parent / name, []
         path = create_directory(parent, name, config)
         new_folders = [path, *(each for each in new_folders if each != path)]
-        replace_synced(path / SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
+        replace_sealed_json(path / SETTINGS, settings)
     except UsageError:
         _withdraw(new_folders[1:])
         raise
@@ -192,6 +192,15 @@ def _open(policy: str, config: TrainConfig) -> tuple[Path, list[Path]]:
             f"telemetry_dir: cannot write to {directory!r} ({reason}); choose another"
         ) from error
     return path, new_folders
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        return read_sealed_json(path)
+    except DamagedFile as error:
+        raise UsageError(
+            f"name: {path} is damaged ({error}); put it back, or give another --name"
+        ) from error
 
 
 def _withdraw(new_folders: list[Path]) -> None:

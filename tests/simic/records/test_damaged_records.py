@@ -2,9 +2,11 @@
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import pyarrow
 import pyarrow.parquet
 import pytest
 
@@ -234,3 +236,57 @@ def test_headers_and_layouts_survive_the_file(run: Path) -> None:
     assert header.layout == current_layout()
     assert (header.round, header.policy, header.episodes, header.steps) == (1, "random", 4, 3)
     assert header.tasks["digits_shift"].slots == ["r0c0", "r0c1"]
+
+
+def _without_rows(table: pyarrow.Table) -> pyarrow.Table:
+    return table.slice(1)
+
+
+def _without_column(table: pyarrow.Table) -> pyarrow.Table:
+    return table.drop_columns(["reward"])
+
+
+def _of_unknown_task(table: pyarrow.Table) -> pyarrow.Table:
+    names = pyarrow.array(["nothing"] * len(table)).dictionary_encode()
+    return table.set_column(table.schema.get_field_index("draw"), "draw", names)
+
+
+def _with_column(name: str, value: object) -> Callable[[pyarrow.Table], pyarrow.Table]:
+    """A change that gives one column the same value in every row."""
+
+    def change(table: pyarrow.Table) -> pyarrow.Table:
+        field = table.schema.field(name)
+        values = pyarrow.array([value] * len(table), field.type)
+        return table.set_column(table.schema.get_field_index(name), field, values)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_without_rows, _without_column, _of_unknown_task),
+        *(_with_column("actions", [number] * len(HEAD_WIDTHS) + [number]) for number in (-1, 999)),
+        *(_with_column(name, None) for name in ("draw", "slots", "environment", "terminated")),
+        *(_with_column(name, []) for name in ("slots", "blueprints", "legal_ops")),
+    ],
+)
+def test_a_sealed_but_forged_record_is_one_line(
+    run: Path, change: Callable[[pyarrow.Table], pyarrow.Table]
+) -> None:
+    path = record_files(run)[0]
+    header, _ = verified_record(path, run_identity(run))
+    path.write_bytes(sealed_record(change(pyarrow.parquet.read_table(path)), header))
+    with pytest.raises(UsageError, match=r"^records: .* does not hold what its header says") as e:
+        read_episodes([run])
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("changed", [{"steps": 0}, {"episodes": -4}, {"steps": 6}, {"tasks": {}}])
+def test_a_sealed_header_of_other_numbers_is_one_line(
+    run: Path, changed: dict[str, object]
+) -> None:
+    path = record_files(run)[0]
+    resealed(path, **changed)
+    with pytest.raises(UsageError, match=r"^records: .* does not hold what its header says"):
+        read_episodes([run])

@@ -292,10 +292,10 @@ def _absolute(records: Sequence[str]) -> tuple[str, ...]:
 
 def _check_same_data(run: Path, content: dict[str, Any]) -> None:
     """Refuse to continue with other records than before."""
-    before = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
+    before = json.loads((run / "config.json").read_text(encoding="utf-8")).get(_KEY, {})
     for name in ("identities", "episodes"):
-        if before[name] != content[name]:
+        if before.get(name) != content[name]:
             raise UsageError(
-                f"records: {run} has learned from {before[name]} ({name}), and there are "
+                f"records: {run} has learned from {before.get(name)} ({name}), and there are "
                 f"{content[name]} now; start a new run"
             )

@@ -25,7 +25,7 @@ from esper.nissa.sinks import run_sinks
 from esper.simic.offline.batches import EpisodeLoader, epoch_order
 from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
-from esper.simic.run.checkpoint import save
+from esper.simic.run.checkpoint import save, what_stays
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.trainer import Batch, Trainer
@@ -233,7 +233,7 @@ class OfflineSession:
         except OSError as error:
             notice(
                 f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
-                "earlier checkpoints stay"
+                f"{what_stays(self.directory.path)}"
             )
             self.save_failure = True
             return

@@ -12,8 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline.errors import UsageError
-from esper.leyline.records import Record, VerifiedRecords, record_files
+from esper.leyline.errors import UsageError, first_line
+from esper.leyline.records import (
+    Record,
+    RecordHeader,
+    VerifiedRecords,
+    record_files,
+    record_schema,
+)
 from esper.simic.records.record_columns import current_layout
 from esper.tamiyo.policy.features import Observation
 
@@ -194,7 +200,40 @@ def _episodes(record: Record) -> Episodes:
             f"records: {record.path} was made {'; '.join(differences)}; "
             "use the version and the plug-ins that made it"
         )
-    table = pyarrow.parquet.read_table(pyarrow.BufferReader(record.content)).combine_chunks()
+    try:
+        table = pyarrow.parquet.read_table(pyarrow.BufferReader(record.content)).combine_chunks()
+        _check_content(table, header)
+        return _episodes_of(record, table)
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        # Sealed, so not damaged: another program wrote it.
+        raise UsageError(
+            f"records: {record.path} does not hold what its header says ({first_line(error)}); "
+            "give another run"
+        ) from error
+
+
+def _check_content(table: pyarrow.Table, header: RecordHeader) -> None:
+    """Refuse a table that is not one of the episodes that ``header`` describes.
+
+    Raises:
+        ValueError: it has other columns, another number of rows, or impossible actions.
+    """
+    layout, rows = header.layout, header.steps * header.episodes
+    if not table.schema.equals(record_schema(layout)):
+        raise ValueError("its columns are others")
+    if min(header.steps, header.episodes) < 1 or table.num_rows != rows:
+        raise ValueError(f"it has {table.num_rows} rows")
+    actions = _numpy(table["actions"].combine_chunks())
+    widths = [len(header.tasks[draw].slots) for draw in table["draw"].to_pylist()]
+    for index, head in enumerate(layout.heads):
+        options = layout.options.get(head)
+        sizes = np.array(widths) if options is None else len(options)
+        if ((actions[:, index] < 0) | (actions[:, index] >= sizes)).any():
+            raise ValueError(f"its actions of head {head} are none of its options")
+
+
+def _episodes_of(record: Record, table: pyarrow.Table) -> Episodes:
+    header = record.header
     steps, count = header.steps, header.episodes
     widths = np.array([len(header.tasks[draw].slots) for draw in table["draw"].to_pylist()])
     inside = np.arange(widths.max()) < widths[:, None]

@@ -8,7 +8,6 @@ The checksums detect later damage on the disk.
 import errno
 import hashlib
 import io
-import json
 import pickletools
 import shutil
 from collections.abc import Iterable
@@ -23,7 +22,14 @@ import torch
 
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import shown
-from esper.leyline.disk import read_regular, sync, write_synced
+from esper.leyline.disk import (
+    DamagedFile,
+    read_regular,
+    sealed_json,
+    sync,
+    unsealed_json,
+    write_synced,
+)
 from esper.leyline.errors import first_line
 from esper.leyline.notices import notice
 from esper.leyline.run_files import is_round
@@ -175,6 +181,11 @@ def load_latest(run: Path) -> Checkpoint:
     raise UnusableRun(f"{run} has {what}", "start a new run without --resume")
 
 
+def what_stays(run: Path) -> str:
+    """What is left in a run whose checkpoint could not be written, in words."""
+    return "earlier checkpoints stay" if _checkpoints(run) else "there is no earlier one"
+
+
 def latest_identity(run: Path) -> Identity | None:
     """The identity in the latest checkpoint whose manifest is intact; None without one.
 
@@ -312,14 +323,11 @@ def _contents(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
 def _read_manifest(path: Path) -> _Manifest:
     content = read_regular(path, _LARGEST_MANIFEST)
     try:
-        fields = json.loads(content)
-        del fields[_SEAL]
-        # Compare every byte: a checksum of the fields would not detect a missing newline.
-        intact = _manifest_text(fields) == content
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptCheckpoint(f"{_MANIFEST} is not a valid manifest") from error
-    if not intact:
-        raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match")
+        fields = unsealed_json(content, _SEAL)
+    except DamagedFile as error:
+        if error.__cause__ is not None:
+            raise CorruptCheckpoint(f"{_MANIFEST} is not a valid manifest") from error
+        raise CorruptCheckpoint(f"checksum of {_MANIFEST} does not match") from error
     if fields.get("schema") != SCHEMA_VERSION:
         raise UnusableRun(
             f"{path.parent} has schema {shown(fields.get('schema'))}; this version reads "
@@ -391,8 +399,7 @@ def _check_features(features: FeatureNames | None) -> None:
 
 def _manifest_text(fields: dict[str, Any]) -> bytes:
     """The text of a manifest with its own checksum."""
-    seal = _sha256(json.dumps(fields, sort_keys=True).encode())
-    return (json.dumps(fields | {_SEAL: seal}, indent=2) + "\n").encode()
+    return sealed_json(fields, _SEAL)
 
 
 def _sha256(content: bytes) -> str:

@@ -82,5 +82,5 @@ def _round_of(line: bytes) -> float:
     """The round of an event line, infinity if it cannot be read."""
     try:
         return float(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")

@@ -1,10 +1,7 @@
 """The directory of a run: its settings, the lock of its single writer, and its files."""
 
-import fcntl
 import json
-import os
 import platform
-import random
 import re
 import shutil
 import subprocess
@@ -13,13 +10,13 @@ import time
 import uuid
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import torch
 
 import esper
 from esper.leyline.config import TrainConfig, flatten, unflatten
-from esper.leyline.disk import replace_synced, sync
+from esper.leyline.disk import lock_file, replace_synced, sync
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.tasks import SUITES
@@ -53,7 +50,7 @@ class RunDirectory:
         lock = path / "lock"
         self._made_lock = not lock.exists()
         try:
-            self._lock = _lock_file(lock)
+            self._lock = lock_file(lock)
         except BlockingIOError as error:
             raise UsageError(
                 f"run directory: another process is writing to {path}; wait until it has ended"
@@ -163,44 +160,6 @@ class RunDirectory:
         if self._made_lock:
             (self.path / "lock").unlink(missing_ok=True)
         self.close()
-
-
-def _lock_file(path: Path) -> BinaryIO:
-    """Open and lock the file ``path``, creating it if it is missing.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-        OSError: it cannot be written or locked.
-    """
-    while True:
-        file = path.open("ab")
-        try:
-            _lock_for_writing(file)
-            # A process that abandoned the directory may have removed the file opened here.
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
-        except OSError:
-            file.close()
-            raise
-        file.close()
-
-
-def _lock_for_writing(file: BinaryIO) -> None:
-    """Take the exclusive lock; commands that read the run hold a shared one for microseconds.
-
-    Raises:
-        BlockingIOError: another process writes.
-        OSError: the file cannot be locked.
-    """
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            # Refused as well if another process writes, and granted beside readers.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_UN)
-            time.sleep(random.uniform(0.0, 0.002))
 
 
 def stored_config(run: Path) -> tuple[TrainConfig, dict[str, Any]]:

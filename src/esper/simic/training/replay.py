@@ -1,6 +1,7 @@
 """Files that record refused updates, so that the updates can be replayed."""
 
 import io
+import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ def replay(path: Path) -> ReplayResult:
     except UsageError:
         raise
     except Exception as error:
-        reason = first_line(error)
+        # Torch's message advises to load the file so that it would be executed.
+        crafted = isinstance(error, pickle.UnpicklingError)
+        reason = "it holds more than tensors" if crafted else first_line(error)
         raise UsageError(
             f"file: {path} is not the file of a refused update ({reason}); give one of RUN/refused/"
         ) from error

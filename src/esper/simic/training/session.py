@@ -26,7 +26,7 @@ from esper.simic.optimizer import GROUPS
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout
-from esper.simic.run.checkpoint import save
+from esper.simic.run.checkpoint import save, what_stays
 from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.anomaly_detector import AnomalyDetector
@@ -280,8 +280,8 @@ class Session:
     def _save(self, hub: Hub, number: int) -> None:
         """Save a checkpoint of round ``number``, unless the round has one.
 
-        If it cannot be written, training continues: earlier checkpoints stay, and the disk may have
-        space for the next one.
+        If it cannot be written, training continues, because the disk may have space for the next
+        one; earlier checkpoints stay.
         """
         if self.agent is None or number == self.checkpoint_round:
             return
@@ -296,7 +296,7 @@ class Session:
         except OSError as error:
             notice(
                 f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
-                "earlier checkpoints stay"
+                f"{what_stays(self.directory.path)}"
             )
             return
         self.checkpoint_round = number

@@ -1,0 +1,138 @@
+"""Flipped bits and cuts of the files from which other commands than training go on."""
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from esper.leyline.errors import UsageError
+from esper.scripts import grow_model, grown_files
+from esper.scripts.entry import run_guarded
+from esper.scripts.grow import grow
+from esper.scripts.several_seeds import SETTINGS, train_seeds
+from esper_lab.kept_stages import load_or_make
+from esper_lab.play import Outcome
+from torture.common import TINY, Part, quiet, timed
+
+FLIPS, CUTS = 1000, 200
+MODEL = """
+from own_modules import ResidualNet, images, loader
+
+def model():
+    return ResidualNet()
+
+def loaders():
+    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
+"""
+Command = Callable[[], int]
+"""Runs a command again on files that may be damaged; returns its exit status."""
+
+
+def seals(work: Path) -> Part:
+    """Damage one file at a time; the command is refused in one line or ends with the same bytes."""
+    part = Part(f"{FLIPS} flips and {CUTS} cuts of each sealed file of grow, evaluate and --seeds")
+    outcomes: Counter[str] = Counter()
+    with timed(part), _inside(work):
+        for make in (_stopped_growth, _finished_growth, _stage, _seeds):
+            paths, command = make()
+            for path in paths:
+                _harm(path, command, part, outcomes)
+        part.notes = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
+    return part
+
+
+@contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _harm(path: Path, command: Command, part: Part, outcomes: Counter[str]) -> None:
+    whole, draws = path.read_bytes(), random.Random(path.name)
+    for number in range(FLIPS + CUTS):
+        content = bytearray(whole)
+        if number < FLIPS:
+            content[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
+        else:
+            del content[draws.randrange(len(whole)) :]
+        path.write_bytes(content)
+        part.tried += 1
+        try:
+            with quiet() as told:
+                status = command()
+        except Exception as error:
+            part.lost.append(f"{path} {number}: {type(error).__name__}: {error}")
+            continue
+        lines = told.getvalue().splitlines()
+        if status == 2 and len(lines) == 1 and path.name in lines[0]:
+            outcomes[f"refused {path.name}"] += 1
+        else:
+            part.lost.append(f"{path} {number}: status {status}, {lines}")
+    path.write_bytes(whole)
+
+
+def _growth(out: str) -> list[str]:
+    Path("mine.py").write_text(MODEL)
+    return ["--model", "mine.py", "--policy", "never", "--epochs", "2", "--out", out]
+
+
+def _stopped_growth() -> tuple[list[Path], Command]:
+    """A growth that could not write its files: a rerun goes on from ``progress.pt``."""
+    words = _growth("stopped")
+
+    def full(*_: object) -> int:
+        raise UsageError("out: full")
+
+    with patch.object(grow_model, "write_files", full), quiet():
+        run_guarded(grow, words)
+    names = (grow_model.PROGRESS, grow_model.SETTINGS)
+    return [Path("stopped", name) for name in names], lambda: run_guarded(grow, words)
+
+
+def _finished_growth() -> tuple[list[Path], Command]:
+    words = _growth("finished")
+    with quiet():
+        run_guarded(grow, words)
+    return [Path("finished", grown_files.RESULT)], lambda: run_guarded(grow, words)
+
+
+def _stage() -> tuple[list[Path], Command]:
+    path, draws = Path("stage.npz"), np.random.default_rng(0)
+
+    def play() -> Outcome:
+        names = [name for name in Outcome.__slots__ if name != "features"]
+        tables = {name: draws.normal(size=(2, 3)) for name in names}
+        return Outcome(**tables, features=draws.normal(size=(2, 4, 5)))
+
+    def read(_: list[str]) -> int:
+        load_or_make(path, play)
+        return 0
+
+    read([])
+    return [path], lambda: run_guarded(read, [])
+
+
+def _seeds() -> tuple[list[Path], Command]:
+    """The settings that several seeds share."""
+    from esper.leyline.config import unflatten
+
+    config = unflatten({**TINY, "rounds": 1, "telemetry_dir": "seeds", "name": "pair"})
+
+    def train(_: list[str]) -> int:
+        return train_seeds("ppo", config, 2, {}, [])
+
+    with quiet():
+        run_guarded(train, [])
+    path = Path("seeds", "pair", SETTINGS)
+    assert json.loads(path.read_text())
+    return [path], lambda: run_guarded(train, [])

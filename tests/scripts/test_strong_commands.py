@@ -1,0 +1,189 @@
+"""Commands on damaged, vanishing, forged and unwritable files: one line, and nothing good lost."""
+
+import errno
+import math
+import os
+import random
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline import disk
+from esper.leyline.disk import lock_file
+from esper.leyline.errors import UsageError
+from esper.scripts import grow_model, grown_files, progress_lines, query
+from esper.scripts.grow import grow
+from esper.scripts.progress_lines import ProgressLines
+from esper.simic.run.event_lines import cut_events
+from esper.simic.training.replay import replay
+from processes import refusal
+
+SOURCE = """
+from own_modules import ResidualNet, images, loader
+
+def model():
+    return ResidualNet()
+
+def loaders():
+    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
+"""
+FLIPS, CUTS = 40, 10
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    monkeypatch.setattr(grown_files, "_write_programs", lambda *_: {})
+    return ["--model", str(path), "--policy", "never", "--epochs", "2", "--out", "out"]
+
+
+def stopped_after_growth(command: list[str], capsys) -> Path:
+    """The folder of a command whose files could not be written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grow_model, "write_files", full)
+        assert "make room" in refusal(capsys, grow, *command, prints=True)
+    return Path("out")
+
+
+def full(*_: Any, **__: Any) -> int:
+    raise UsageError("out: the disk is full; make room")
+
+
+def damaged_copies(content: bytes) -> list[bytes]:
+    """Copies with one bit flipped, and copies that are cut off."""
+    draw = random.Random(37)
+    copies = []
+    for _ in range(FLIPS):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        copies.append(bytes(flipped))
+    return copies + [content[: draw.randrange(len(content))] for _ in range(CUTS)]
+
+
+@pytest.mark.parametrize("name", ["progress.pt", "settings.json"])
+def test_a_damaged_file_of_a_stopped_growth_is_one_line(
+    name: str, command: list[str], capsys
+) -> None:
+    path = stopped_after_growth(command, capsys) / name
+    for copy in damaged_copies(path.read_bytes()):
+        path.write_bytes(copy)
+        assert f"{path} is damaged" in refusal(capsys, grow, *command, prints=True)
+        assert path.read_bytes() == copy
+
+
+def test_a_damaged_result_is_one_line(command: list[str], capsys) -> None:
+    assert grow(command) == 0
+    capsys.readouterr()
+    path = Path("out/result.json")
+    for copy in damaged_copies(path.read_bytes()):
+        path.write_bytes(copy)
+        assert f"{path} is damaged" in refusal(capsys, grow, *command)
+
+
+def test_the_second_writer_of_a_folder_is_refused(command: list[str], capsys) -> None:
+    Path("out").mkdir()
+    with lock_file(Path("out/lock")):
+        assert "another process grows in out" in refusal(capsys, grow, *command)
+    assert grow(command) == 0
+    assert not Path("out/lock").exists()
+
+
+def test_a_folder_removed_in_mid_run_is_one_line(command: list[str], capsys, monkeypatch) -> None:
+    original = grow_model.grow
+
+    def removing(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree("out")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(grow_model, "grow", removing)
+    assert "cannot write" in refusal(capsys, grow, *command, prints=True)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("failing", ["state_dict", "rebuild", "growth", "result"])
+def test_a_disk_that_fills_while_files_are_written_is_one_line(
+    failing: str, command: list[str], capsys, monkeypatch
+) -> None:
+    """The rerun writes what the undisturbed command would have written."""
+    assert grow([*command[:-1], "whole"]) == 0
+    capsys.readouterr()
+    original = disk.write_synced
+
+    def write(path: Path, content: bytes) -> None:
+        if path.stem == failing:
+            path.write_bytes(content[:9])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "write_synced", write)
+        error = refusal(capsys, grow, *command, prints=True)
+    assert "cannot write into out (No space left on device)" in error
+    assert not list(Path("out").glob(f"{failing}.*"))
+    assert grow(command) == 0
+    for name in ("state_dict.pt", "rebuild.py"):
+        assert Path("out", name).read_bytes() == Path("whole", name).read_bytes()
+
+
+def test_a_difference_that_is_not_a_number_is_no_success(
+    command: list[str], capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(grown_files, "difference", lambda *_: math.nan)
+    assert grow(command) == 1
+    assert "differs from the network by nan" in capsys.readouterr().err
+    assert not Path("out/result.json").exists()
+
+
+def test_a_line_of_brackets_is_cut_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b'{"round": 1}\n' + b"[" * 5000 + b"\n")
+    cut_events(tmp_path, 13, 1)
+    assert (tmp_path / "events.jsonl").read_bytes() == b'{"round": 1}\n'
+
+
+def test_replay_does_not_advise_to_switch_safety_off(tmp_path: Path) -> None:
+    torch.save({"schema": re.compile("x")}, tmp_path / "round-000001.pt")
+    with pytest.raises(UsageError, match="it holds more than tensors") as error:
+        replay(tmp_path / "round-000001.pt")
+    assert "weights_only" not in str(error.value)
+
+
+def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
+    target = tmp_path / "result.csv"
+    target.write_text("good")
+
+    def cut() -> None:
+        with query._replacement(target) as draft:
+            draft.write_text("cu")
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        cut()
+    assert target.read_text() == "good"
+    assert list(tmp_path.iterdir()) == [target]
+    with query._replacement(target) as draft:
+        draft.write_text("better")
+    assert target.read_text() == "better"
+    with query._replacement(Path(os.devnull)) as device:
+        assert device == Path(os.devnull)
+
+
+def test_a_plain_line_says_what_is_done_and_how_long_it_takes(monkeypatch) -> None:
+    monkeypatch.setattr(progress_lines, "FIRST", 0.01)
+    monkeypatch.setattr(progress_lines, "INTERVAL", 0.01)
+    seen: list[str] = []
+    with ProgressLines("preparing suite", seen.append) as lines:
+        while not seen:
+            pass
+        lines.advance("rule", 3, 12)
+        lines.advance("rule", 3, 12)
+        while len(seen) < 4:
+            pass
+    assert re.fullmatch(r"preparing suite: \d+ s so far", seen[0])
+    pattern = r"rule: 6 of 12 episodes, about \d+ s remain of this stage"
+    assert re.fullmatch(pattern, seen[-1])
