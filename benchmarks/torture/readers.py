@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.karn.queries import Store
+from esper.karn.record_views import RECORD_VIEWS
 from esper.karn.report.gather import RunData
 from esper.karn.runs import find_runs, inspect
 from esper.karn.sanctum.log import EventLog
+from esper.karn.views import VIEWS
 from esper.leyline.errors import UsageError
 from torture.common import Part, quiet, timed
 
@@ -29,8 +31,10 @@ def _report(place: Path) -> None:
 
 
 def _query(place: Path) -> None:
+    """One query of each view, those of records included, which a live run removes again."""
     with Store([place]) as store:
-        store.query("SELECT count(*) FROM steps").to_pylist()
+        for view in (*VIEWS, *RECORD_VIEWS):
+            store.query(f"SELECT count(*) FROM {view}").to_pylist()
 
 
 def _sanctum(place: Path) -> None:
@@ -83,6 +87,7 @@ def beside(work: Path, count: int = 5_000) -> Part:
                 log = work / f"{number}.log"
                 if not runs or number % ROUNDS == 1:
                     settings = {"telemetry_dir": place, "rounds": 999, "events_megabytes": 1}
+                    settings |= {"record": True, "record_last": 1}
                     training = Training(flags(**TINY, **settings), log)
                 else:
                     training = Training(flags(resume=runs[-1], rounds=999), log)

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reporting import kept, made_on, new_parser, publish, table
 
-from torture import damage, disk, inputs, kills, readers, seals
+from torture import damage, disk, inputs, kills, readers, seals, small_disk
 from torture.common import Part, trained
 
 
@@ -31,6 +31,7 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "pickles": damage.pickles,
     "seals": seals.seals,
     "full_disk": disk.full_disk,
+    "small_disk": small_disk.small_disk,
     "not_writable": disk.not_writable,
     "removed": disk.removed,
     "clock": disk.clock,
