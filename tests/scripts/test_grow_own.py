@@ -13,6 +13,7 @@ import torch
 from esper.leyline import extras
 from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
+from esper.runtime.gate import Permission
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
@@ -166,7 +167,7 @@ def test_growth_that_did_not_pay_hands_back_the_twin(
 @pytest.fixture
 def written(mine: str, tmp_path: Path) -> Callable[..., int]:
     """Writes the files of a trained network as the command does; the exit status."""
-    own, out = find_own(mine), tmp_path / "out"
+    own, out = find_own(mine, None, Permission((mine,))), tmp_path / "out"
     out.mkdir()
 
     def write(onnx: Path | None = None) -> int:

@@ -13,6 +13,7 @@ from scipy import stats
 from esper.leyline.actions import Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
+from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
 from esper.scripts.tasks import show, tasks
@@ -167,7 +168,7 @@ def test_the_example_of_the_manual_is_listed_and_trains(tmp_path: Path, capsys) 
 
 def test_a_plugin_may_already_be_loaded(tmp_path: Path, capsys) -> None:
     path = manual_file(tmp_path)
-    load(str(path))
+    load(str(path), Permission((str(path),)))
     assert tasks(["stripes_in_noise", "--plugin", str(path)]) == 0
     assert "stripes_in_noise" in capsys.readouterr().out
 

@@ -97,11 +97,13 @@ class GrowArguments:
     default a policy that learned from records does, and others sample."""
     plugin: tuple[str, ...] = ()
     """Python files that define your own tasks and blueprints."""
+    trust: bool = False
+    """Whether plugins may be executed that only the run of --policy names."""
 
 
 OF_A_TASK = ("split_seed", "greedy")
-OF_BOTH = ("policy", "out", "onnx", "seed", "plugin")
-WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugin")
+OF_BOTH = ("policy", "out", "onnx", "seed", "plugin", "trust")
+WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugin", "trust")
 """Settings that say what is grown, and where the result goes."""
 
 

@@ -26,11 +26,12 @@ from esper.own_models.growth_result import GrowthResult
 from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
 from esper.own_models.training_loop import LEARNING_RATE
 from esper.runtime import plugins
-from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
+from esper.runtime.gate import Permission
+from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
 from esper.scripts.grow_arguments import GrowArguments, check_writable, options_of, result_settings
 from esper.scripts.grown_files import RESULT, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
-from esper.simic.tools.grow import DEFAULT
+from esper.simic.tools.grow import DEFAULT, GrowingPolicy, is_run_directory
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
@@ -50,6 +51,7 @@ def grow_model(settings: GrowArguments) -> int:
     """
     settings = replace(settings, policy=settings.policy or DEFAULT)
     assert settings.model is not None
+    assert settings.policy is not None
     check_name(settings.name)
     last = settings.seed + settings.seeds - 1
     if last not in SEEDS:
@@ -58,9 +60,14 @@ def grow_model(settings: GrowArguments) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     set_seed(settings.seed)
+    permission = Permission(
+        (*settings.plugin, *files_of(settings.model, settings.data)), trust=settings.trust
+    )
     for path in settings.plugin:
-        plugins.load(path)
-    source = find_own(settings.model, settings.data)
+        plugins.load(path, permission)
+    if is_run_directory(settings.policy):
+        GrowingPolicy.named(settings.policy, permission)
+    source = find_own(settings.model, settings.data, permission)
     arguments = _arguments(settings, source.recipe(options_of(settings)["epochs"]))
     folder = settings.out or FOLDER / (settings.name or source.name)
     if settings.seeds == 1:

@@ -48,7 +48,8 @@ class Terminal:
         self._outputs = [os.dup(1), os.dup(2)]
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            command = [sys.executable, "-m", "esper.scripts.sanctum", str(run)]
+            # -P: the current folder may be anybody's, and is not imported from.
+            command = [sys.executable, "-P", "-m", "esper.scripts.sanctum", str(run)]
             self.process = subprocess.Popen([*command, "--owner", str(os.getpid())])
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)

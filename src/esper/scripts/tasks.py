@@ -13,6 +13,7 @@ from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import find_part, part
+from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
 from esper.scripts.check import check
@@ -71,7 +72,7 @@ def tasks(arguments: list[str]) -> int:
         return fetch(arguments[1:])
     options = parse(TasksArguments, "esper tasks", arguments)
     for path in options.plugin:
-        load(path)
+        load(path, Permission(options.plugin))
     if options.describe:
         return _describe(options)
     read_worth = find_part("worth") or dict

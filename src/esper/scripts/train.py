@@ -23,6 +23,7 @@ from esper.leyline.config.algorithm import Algorithm, algorithms
 from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_memory
+from esper.runtime.gate import Permission
 from esper.scripts.entry import Command, dispatch, run_command
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import ResumeConfig, learn_from_records
@@ -35,6 +36,9 @@ class FileConfig:
 
     config_json: Path | None = setting(None, main=True)
     """A flat JSON file of settings; its keys are the names of the flags, with underscores."""
+    trust: bool = False
+    """Whether code may be executed that only the file of --config-json or the run of --resume
+    names: plugins, and the module of a Gymnasium id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +47,6 @@ class SourceConfig(FileConfig):
 
     resume: Path | None = setting(None, main=True)
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
-    trust: bool = False
-    """With --resume: execute the plugins and import the Gymnasium module that the run names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,14 +135,12 @@ def _learn(algorithm: str, arguments: list[str]) -> int:
     command = arguments_of(algorithms()[algorithm])
     flags = read_flags(command, f"esper train {algorithm}", arguments)
     run, file = flags.pop("resume", None), flags.pop("config_json", None)
-    trust = flags.pop("trust", False)
+    permission = _permission(flags)
     seeds, sanctum = _seeds(flags), flags.pop("sanctum", False)
     flags["algorithm"] = algorithm
     if run is None:
-        if trust:
-            raise UsageError("trust: belongs to --resume; leave it out")
-        config = _new_config(flags, file)
-        return _train(algorithm, config, sanctum, seeds, flags, arguments)
+        config = _new_config(flags, file, permission)
+        return _train(algorithm, config, sanctum, seeds, flags, arguments, permission)
     if seeds > 1:
         raise UsageError("seeds: a resumed run keeps its seed; leave this flag out")
     if file is not None:
@@ -148,7 +148,7 @@ def _learn(algorithm: str, arguments: list[str]) -> int:
     canonical(flags)
     from esper.scripts.watched import resume
 
-    return resume(run, flags, sanctum, trust)
+    return resume(run, flags, sanctum, permission)
 
 
 def heuristic(arguments: list[str]) -> int:
@@ -174,10 +174,15 @@ def schedule(arguments: list[str]) -> int:
 def _control(policy: str, command: type, arguments: list[str]) -> int:
     """Run a policy that does not learn."""
     flags = read_flags(command, f"esper train {policy}", arguments)
-    seeds = _seeds(flags)
+    permission, seeds = _permission(flags), _seeds(flags)
     file, sanctum = flags.pop("config_json", None), flags.pop("sanctum", False)
-    config = _new_config(flags, file, defaults_of("heuristic"))
-    return _train(policy, config, sanctum, seeds, flags, arguments)
+    config = _new_config(flags, file, permission, defaults_of("heuristic"))
+    return _train(policy, config, sanctum, seeds, flags, arguments, permission)
+
+
+def _permission(flags: dict[str, Any]) -> Permission:
+    """Permission for the code that flags name; removes --trust from them."""
+    return Permission(flags.get("plugin", ()), flags.get("gym"), flags.pop("trust", False))
 
 
 def _seeds(flags: dict[str, Any]) -> int:
@@ -194,9 +199,18 @@ def _seeds(flags: dict[str, Any]) -> int:
 
 
 def _new_config(
-    flags: dict[str, Any], file: Path | None, base: TrainConfig | None = None
+    flags: dict[str, Any],
+    file: Path | None,
+    permission: Permission,
+    base: TrainConfig | None = None,
 ) -> TrainConfig:
-    """Settings of a new run: flags take precedence over the file, the file over defaults."""
+    """Settings of a new run: flags take precedence over the file, the file over defaults.
+
+    Raises:
+        UsageError: a setting is wrong, or the file names code that is not permitted.
+    """
+    if file is None and permission.trust:
+        raise UsageError("trust: belongs to --config-json and --resume; leave it out")
     from_file = {} if file is None else settings_file(file)
     algorithm = flags.get("algorithm", "ppo")
     in_file = from_file.get("algorithm", algorithm)
@@ -204,6 +218,7 @@ def _new_config(
         raise UsageError(f"algorithm: {file} says {in_file}; use esper train {in_file}")
     config = unflatten({**from_file, **canonical(flags)}, base)
     check(config)
+    permission.check(config.world.plugin, config.gymnasium.gym, str(file))
     check_memory(config)
     return config
 
@@ -215,15 +230,16 @@ def _train(
     seeds: int,
     flags: dict[str, Any],
     words: list[str],
+    permission: Permission,
 ) -> int:
     """Start a new run, or several that differ in their seed."""
     if seeds > 1:
         from esper.scripts.several_seeds import train_seeds
 
-        return train_seeds(policy, config, seeds, canonical(flags), words)
+        return train_seeds(policy, config, seeds, canonical(flags), words, permission)
     from esper.scripts.watched import train
 
-    return train(policy, config, sanctum)
+    return train(policy, config, sanctum, permission)
 
 
 CONTROLS: dict[str, tuple[Command, type]] = {

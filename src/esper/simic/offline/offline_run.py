@@ -20,6 +20,7 @@ from esper.leyline.config.values import typed
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
+from esper.runtime.gate import NOTHING, Permission
 from esper.runtime.paths import absolute_path
 from esper.simic.growth.growth_moments import GrowthMoments
 from esper.simic.normalise import RunningMoments
@@ -91,6 +92,7 @@ def learn_offline(
     *,
     resume: Path | None = None,
     observer: OfflineObserver | None = None,
+    permission: Permission = NOTHING,
 ) -> OfflineSummary:
     """Learn a policy from the records of other runs.
 
@@ -101,6 +103,7 @@ def learn_offline(
             methods.
         resume: run directory to continue from its best epoch, see ``resumed_config``.
         observer: notified of every epoch.
+        permission: without which the plugins of the runs must have been loaded.
 
     Raises:
         UsageError: a setting is invalid or the records are unusable, and no run directory was
@@ -110,7 +113,7 @@ def learn_offline(
     _check(config)
     device = resolve_device(config.device)
     threads = config.threads or torch.get_num_threads()
-    data = read_data(config)
+    data = read_data(config, permission)
     settings = policy_config(config, algorithm_with(type(config)).name, data.world, threads)
     check_sinks(settings.output)
     with arithmetic(device, threads, config.tf32):

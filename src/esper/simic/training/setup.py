@@ -18,7 +18,6 @@ from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import part
 from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
-from esper.runtime import plugins
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
@@ -145,11 +144,11 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
 def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     """The tasks of the settings, with their data directory, text file, split and slots.
 
+    Plugins that define some must have been run, see ``plugins.load_all``.
+
     Raises:
         UsageError: there is no such task or slot.
     """
-    for path in config.world.plugin:
-        plugins.load(path)
 
     def configuration(task: Task) -> Task:
         task = task.in_directory(Path(config.world.data_dir)).with_split(config.world.split_seed)
