@@ -53,7 +53,9 @@ def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path, cap
     content = {"settings": {"gym": "evil:Thing-v0"}, "fingerprint": {}}
     (run / "config.json").write_text(json.dumps(content))
     error = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
-    assert error.startswith(f"esper: gym: {run} names 'evil:Thing-v0', whose module is not imported")
+    assert error.startswith(
+        f"esper: gym: {run} names 'evil:Thing-v0', whose module is not imported"
+    )
     assert "give --gym ID, or --trust" in error
     for flags in (("--gym", "evil:Thing-v0"), ("--trust",)):
         error = refusal(capsys, esper, "train", "ppo", "--resume", str(run), *flags)
