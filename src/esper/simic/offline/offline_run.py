@@ -171,7 +171,7 @@ def resumed_config(
     fields = settings_of(kind)
     try:
         content = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
-        before = {n: typed(n, v, fields[n].type) for n, v in content["settings"].items()}
+        before = {n: typed(n, content["settings"][n], f.type) for n, f in fields.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"resume: {run / 'config.json'} does not say how {run} learns; start a new run"
