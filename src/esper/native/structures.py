@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SOURCE = Path(__file__).parent / "src"
-PARTS = ("hosts", "policy")
+PARTS = ("hosts",)
 """The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``, the slowest to compile
 first."""
 
