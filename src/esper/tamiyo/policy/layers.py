@@ -100,6 +100,6 @@ class ParallelHeads(PackingLayer, nn.ModuleDict):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``[..., heads, widest]`` of ``x [..., inputs]``; the caller masks the padding."""
-        cached = None if torch.is_grad_enabled() else self._packed
-        logits = nn.functional.linear(x, *(cached or self.packed_weights()))
+        packing = None if torch.is_grad_enabled() else self._packed
+        logits = nn.functional.linear(x, *(packing or self.packed_weights()))
         return logits.unflatten(-1, (len(self), -1))
