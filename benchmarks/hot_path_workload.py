@@ -236,9 +236,7 @@ class Loop:
             self.environment.backends[key] = instead(workload.found.host)
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
-        self.agent = growth_agent(
-            learner, SEED, device, None, workload.compile_mode, workload.threads
-        )
+        self.agent = growth_agent(learner, SEED, device, None, workload.compile_mode)
         self.folder = tempfile.TemporaryDirectory()
         sink = JsonLines(Path(self.folder.name))
         self.hub = Hub([] if workload.telemetry == "off" else [sink], workload.telemetry)

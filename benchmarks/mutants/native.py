@@ -4,7 +4,6 @@ from mutants import Table
 
 _SOURCE = "src/esper/native/src/"
 _HOSTS = ("tests/tolaria/test_native.py", "tests/tolaria/test_training_oracle.py")
-_POLICY = ("tests/tamiyo/policy/test_native_policy.py",)
 
 NATIVE = (
     Table(
@@ -97,46 +96,6 @@ NATIVE = (
                 "all maxima learn",
                 "gradient = here ? Vector<T>{} : gradient;",
                 "gradient = gradient;",
-            ),
-        ),
-    ),
-    Table(
-        "native",
-        _SOURCE + "policy/categorical.h",
-        _POLICY,
-        (
-            ("entropy's gradient", "- d_entropy * p * (at(i) + whole)", "- d_entropy * p * at(i)"),
-            (
-                "illegal options have a probability",
-                "if (legal[i]) total += std::exp(at(i) - most);",
-                "total += std::exp(at(i) - most);",
-            ),
-            (
-                "the least probable is drawn",
-                "if (value > most) {",
-                "if (value < most || most == -std::numeric_limits<T>::infinity()) {",
-            ),
-        ),
-    ),
-    Table(
-        "native",
-        _SOURCE + "policy/sequence.h",
-        _POLICY,
-        (
-            (
-                "the forget gate",
-                "forget * load(before + c) + in * candidate",
-                "load(before + c) + in * candidate",
-            ),
-            (
-                "no gradient through time",
-                "store(cells + c, dc * forget);",
-                "store(cells + c, dc * T(0));",
-            ),
-            (
-                "LayerNorm's gradient without its mean",
-                "(scaled(c) - mean - load(n + c) * along)",
-                "(scaled(c) - load(n + c) * along)",
             ),
         ),
     ),

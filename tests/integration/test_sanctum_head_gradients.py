@@ -38,7 +38,6 @@ class ObservationT:
     """Records the dtypes in a policy's parts while it acts or learns."""
 
     def __init__(self, policy: Policy, monkeypatch):
-        policy.native = False  # the native library computes only in float32
         self.dtypes: dict[str, set[torch.dtype]] = {}
         for name, module in policy.named_modules():
             if isinstance(module, torch.nn.Linear | torch.nn.LSTM):

@@ -121,12 +121,7 @@ class _PolicyNetwork(nn.Module):
         """Evaluate the actions of whole episodes with one call of the LSTM."""
         observation, actions = self.moments.normalise(batch.observation), batch.actions
         hidden = self.policy.initial_hidden(actions.shape[1])
-        if not torch.compiler.is_compiling():
-            return self.policy.evaluate_actions(observation, actions, hidden)
-        # The native library, which evaluate_actions may call, cannot be traced.
-        encoding = self.policy.encode(observation)
-        memory, _ = self.policy.run_lstm(encoding[0], hidden)
-        return self.policy.evaluate_heads(memory, encoding, observation, actions)
+        return self.policy.evaluate_actions(observation, actions, hidden)
 
 
 class Trainer:

@@ -21,7 +21,6 @@ def growth_agent(
     device: torch.device,
     amp_dtype: torch.dtype | None = None,
     compile_mode: str = "off",
-    threads: int = 1,
     learner_arguments: Mapping[str, Any] | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
     group_size: int = 1,
@@ -32,7 +31,6 @@ def growth_agent(
     Args:
         config, seed, device, compile_mode: see ``PPOAgent``.
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
-        threads: CPU threads of the native policy, see ``FactoredLSTM``.
         learner_arguments: those of an algorithm other than PPO, see ``AlgorithmConfig``.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
         group_size: environments per group, for the baseline of the group.
@@ -44,7 +42,7 @@ def growth_agent(
 
     def network() -> FactoredLSTM:
         policy = FactoredLSTM(config.lstm_hidden, features=features)
-        policy.amp_dtype, policy.threads = amp_dtype, threads
+        policy.amp_dtype = amp_dtype
         if initial is not None:
             policy.load_state_dict(initial["policy"])
         return policy

@@ -201,7 +201,7 @@ def build_trainer(
         torch.manual_seed(config.seed)
         policy = FactoredLSTM(config.lstm_hidden)
     policy.to(device)
-    policy.amp_dtype, policy.threads = amp_dtype, threads
+    policy.amp_dtype = amp_dtype
     # Fitted where the records are; then moved, because it takes a few small tensors.
     record_moments, record_returns = GrowthMoments(CPU), RunningMoments((), CPU)
     fit_moments(data, record_moments, record_returns)

@@ -237,8 +237,8 @@ def compile_mode(name: str, device: torch.device) -> str:
     mode = resolve_mode(name, device)
     if mode != "off" and device.type == "cpu":
         notice(
-            f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
-            "longer use the native policy, which is faster; leave --compile out"
+            f"warning: compile: on a CPU {mode} delays the first update by minutes; "
+            "leave --compile out"
         )
     return mode
 
@@ -266,7 +266,6 @@ def build_agent(
         device,
         policy_dtype(config, device),
         compile_mode(config.machine.compile, device),
-        config.machine.threads or torch.get_num_threads(),
         config.algorithm.learner_arguments(config.learner),
         None if initial is None else initial.parts,
         config.world.group_size,

@@ -27,7 +27,7 @@ from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds
 from esper.tolaria.results import SLOT_MEASURES
 
-CALLS = definitions("hosts")
+CALLS = definitions()
 KINDS = CALLS.enums["Kind"]
 """The blueprints that the library implements."""
 
