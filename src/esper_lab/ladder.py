@@ -20,14 +20,13 @@ from esper_lab.controls import (
     controls_identity,
     play_controls,
     rung_of,
+    variants_of,
 )
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
-from esper_lab.kept_stages import OnBatch, Stages
 from esper_lab.plans import NEVER, library
-from esper_lab.play import Hosts, Outcome, Population, Rules, play, play_plans
+from esper_lab.play import Hosts, OnBatch, Outcome, Population, Rules, Stages, play, play_plans
 from esper_lab.shipped_controls import ShippedControls, shipped_controls
-from esper_lab.trials import variants_of
 from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 
 RULE = "rule"

@@ -9,12 +9,10 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.tasks import Task
 from esper_lab import baselines, controls
 from esper_lab.baselines import BASELINES, play_baseline, population_of, tuned_copy
-from esper_lab.controls import ControlOutcomes, control_rungs
+from esper_lab.controls import TRIALS, ControlOutcomes, control_rungs
 from esper_lab.evaluation import WITHOUT_GROWING
-from esper_lab.kept_stages import Stages
 from esper_lab.plans import NEVER, Plan, PlannedSeed
-from esper_lab.play import Floats, Hosts, Outcome, Population, play_plans
-from esper_lab.trials import TRIALS
+from esper_lab.play import Floats, Hosts, Outcome, Population, Stages, play_plans
 from tiny_population import LARGE, TASKS, hosts
 
 HOSTS = hosts(4, data_seed=1)

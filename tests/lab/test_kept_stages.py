@@ -10,9 +10,8 @@ import pytest
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.runtime.data import digits
 from esper.runtime.tasks import FAMILIES, Pretraining, Task, find_all
-from esper_lab.kept_stages import digest, hosts_of
-from esper_lab.play import Population
-from esper_lab.shifts import Shift, shifted_digits
+from esper_lab.data import Shift, shifted_digits
+from esper_lab.play import Population, digest, hosts_of
 from tiny_population import TASKS
 
 
@@ -88,7 +87,7 @@ def test_threads_do_not_count_and_identities_do():
 def test_the_digest_of_the_families_is_the_same_in_every_process():
     code = (
         "from esper.runtime.tasks import FAMILIES, find_all;"
-        "from esper_lab.kept_stages import digest;"
+        "from esper_lab.play import digest;"
         "print(digest([find_all([name]) for name in FAMILIES]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from esper.leyline.errors import UsageError
-from esper_lab import baselines, controls, ladder, rules, trials
+from esper_lab import baselines, controls, ladder, rules
 from esper_lab.baselines import FINE_TUNING
 from esper_lab.evaluation import Evaluation
 from esper_lab.hosts import FRESH_HOSTS
-from esper_lab.kept_stages import Stages, load_or_make
 from esper_lab.ladder import evaluate
 from esper_lab.plans import NEVER, library
-from esper_lab.play import Hosts, Outcome, Population, Rules, play
+from esper_lab.play import Hosts, Outcome, Population, Rules, Stages, load_or_make, play
 from tiny_population import LARGE, hosts
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
@@ -26,7 +25,7 @@ Calls = list[tuple[str, int, int]]
 def small_library(monkeypatch) -> None:
     monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
     monkeypatch.setattr(baselines, "FACTORS", {})
-    monkeypatch.setattr(trials, "TRIALS", trials.TRIALS[8::8])
+    monkeypatch.setattr(controls, "TRIALS", controls.TRIALS[8::8])
     monkeypatch.setattr(rules, "TREES", 10)
 
 
@@ -67,7 +66,7 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     assert found.tasks == ["tiny"] * 6
     assert (found.training_hosts, found.plans[0]) == (20, "never")
     # Three plans and every variant of try-and-keep on each training host.
-    assert found.rule_episodes == 20 * (3 + 2 * len(trials.TRIALS))
+    assert found.rule_episodes == 20 * (3 + 2 * len(controls.TRIALS))
     assert found.policy_episodes == 0
     for stage in dict.fromkeys(stage for stage, _, _ in calls):
         assert {total for s, _, total in calls if s == stage} == {
@@ -86,7 +85,7 @@ def test_trials_are_played_in_turn_and_at_once(tmp_path: Path, monkeypatch):
     found = controls._of_trials(Stages(tmp_path, lambda *batch: None), "trials", HOSTS.fresh)
     assert [rules.one_at_a_time for rules in given] == [True, False]
     in_turn, at_once = np.split(found.test_utility, 2, axis=1)
-    assert in_turn.shape == (6, len(trials.TRIALS))
+    assert in_turn.shape == (6, len(controls.TRIALS))
     assert not np.array_equal(in_turn, at_once)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from esper.leyline.errors import UsageError
-from esper_lab import mnist1d as module
-from esper_lab.mnist1d import mnist1d
+from esper_lab import data as module
+from esper_lab.data import mnist1d
 
 pytest.importorskip("mnist1d", reason="the package mnist1d is not installed")
 

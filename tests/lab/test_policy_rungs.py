@@ -15,9 +15,8 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper.tamiyo.baselines import Actor
 from esper_lab.evaluation import Rung
 from esper_lab.hosts import FRESH_HOSTS
-from esper_lab.kept_stages import Stages
 from esper_lab.ladder import evaluate, policy_rungs
-from esper_lab.play import Hosts, Outcome, play
+from esper_lab.play import Hosts, Outcome, Stages, play
 from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 from tiny_population import hosts, looking, trained_run
 

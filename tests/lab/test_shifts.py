@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.runtime.data import Dataset, digits
-from esper_lab.shifts import (
+from esper_lab.data import (
     CLASSES,
     IMAGE_KINDS,
     KINDS,

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.tamiyo.try_and_keep import MARGIN
-from esper_lab.trials import TRIALS, TrialPlan
+from esper_lab.controls import TRIALS, TrialPlan
 
 
 @pytest.mark.parametrize("length", [12, 24, 150])

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from esper.runtime.tasks import SUITES, find
-from esper_lab.baselines import GROWN, static_network, tuned_twin
-from esper_lab.recipes import Recipe, read_tuned
+from esper_lab.baselines import GROWN, Recipe, read_tuned, static_network, tuned_twin
 
 NAMES = [*SUITES["suite"], *SUITES["held_out"]]
 TUNED = read_tuned()

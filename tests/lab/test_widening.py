@@ -8,7 +8,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.hosts.transformer import TransformerHost
-from esper_lab.widening import widen
+from esper_lab.baselines import widen
 
 CNN = CnnHost((4, 8), classes=10, image=(8, 8, 1), pools=1, slot_names=("r1c0",))
 MLP = MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1))

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from esper.leyline.errors import UsageError
-from esper.runtime.loaders import read_dataset
+from esper.runtime.data import read_dataset
 
 IMAGES = torch.arange(5 * 2 * 3 * 4).view(5, 2, 3, 4)
 LABELS = torch.tensor([0, 1, 2, 1, 0])

@@ -5,8 +5,8 @@ import torch
 
 from esper.kasmina.seeds import SeedSignals
 from esper.leyline.stages import Stage
-from esper.tolaria.health import gradient_health, updated_signals
-from esper.tolaria.results import EpochResult
+from esper.tolaria.backends import EpochResult
+from esper.tolaria.signals import gradient_health, updated_signals
 from support import CPU, F64, LIVES, Plant, seed_state, small_host
 
 NAN, INF = float("nan"), float("inf")

@@ -12,8 +12,7 @@ from esper.kasmina.ops import conv2d
 from esper.kasmina.stack import weight
 from esper.leyline.actions import BLUEPRINTS
 from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.mixed import MixedBackend
-from esper.tolaria.backends.native import NativeBackend
+from esper.tolaria.backends.native import MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision

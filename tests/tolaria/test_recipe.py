@@ -14,8 +14,7 @@ from esper.leyline.stages import Stage
 from esper.runtime.tasks import Pretraining, Task
 from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.bank import DataBank
-from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.pretraining import trained_hosts
+from esper.tolaria.engine import Engine, Rows, trained_hosts
 from support import (
     CPU,
     F64,

@@ -21,13 +21,11 @@ from esper.kasmina.newborns import HIDDEN_UNITS, chosen_rows, reference_weights
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS
-from esper.tolaria.backends import Backend
-from esper.tolaria.backends.functional import FunctionalBackend
+from esper.tolaria.backends import SLOT_MEASURES, Backend
 from esper.tolaria.backends.native import NativeBackend
-from esper.tolaria.loss_scales import LossScales, ScaleTable
-from esper.tolaria.precision import Precision
-from esper.tolaria.results import SLOT_MEASURES
-from esper.tolaria.slot_measures import measured_images
+from esper.tolaria.backends.torch import FunctionalBackend
+from esper.tolaria.precision import LossScales, Precision, ScaleTable
+from esper.tolaria.signals import measured_images
 from oracles import naive
 from oracles.residual import NaiveResidual
 from residual_hosts import random_numbers, residual_host

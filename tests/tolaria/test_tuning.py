@@ -10,7 +10,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedState
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TUNINGS
-from esper.tolaria.tuning import relative_rates
+from esper.tolaria.optim import relative_rates
 from oracles.naive import NaiveEnvironment
 from residual_hosts import residual_host
 from support import (

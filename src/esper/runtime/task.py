@@ -9,8 +9,7 @@ import numpy as np
 
 from esper.kasmina.hosts.host import Host, NormedHost
 from esper.leyline.errors import UsageError
-from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset, DrawnSplit, FromDirectory
+from esper.runtime.data import Augmentation, Dataset, DrawnSplit, FromDirectory
 
 Maker = Callable[[], Dataset]
 """Makes a data set; ``FromDirectory`` and ``DrawnSplit`` are makers that settings change."""
@@ -320,3 +319,45 @@ def data_digests(data: Sequence[tuple[Task, Sequence[Dataset]]]) -> dict[str, st
     for task, sets in data:
         digests.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
     return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in digests.items()}
+
+
+HELD_OUT_DRAWS = 1_000_000
+"""Number of the first held-out draw of a family; training draws have smaller numbers."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A population of tasks, whose hosts and circumstances are drawn.
+
+    The task of a draw is called ``NAME:NUMBER`` and has the family's name as its ``family``.
+
+    Attributes:
+        name: name of the suite of its training draws; the suite of the others is called
+            ``NAME_held_out``.
+        summary: the population in a few words, for ``esper tasks``.
+        draw: makes the task of a number; it depends on nothing else.
+        training: number of training draws, numbered from 0.
+        held_out: number of held-out draws, numbered from ``HELD_OUT_DRAWS``.
+
+    Raises:
+        UsageError: there are no draws of one kind, or too many training draws.
+    """
+
+    name: str
+    summary: str
+    draw: Callable[[int], Task]
+    training: int = 128
+    held_out: int = 256
+
+    def __post_init__(self) -> None:
+        for field in ("training", "held_out"):
+            if not 1 <= getattr(self, field) <= HELD_OUT_DRAWS:
+                raise UsageError(
+                    f"{field}: must lie between 1 and {HELD_OUT_DRAWS}, got "
+                    f"{getattr(self, field)} in the family {self.name!r}"
+                )
+
+    def names(self, held_out: bool) -> tuple[str, ...]:
+        """Names of the training draws, or of the held-out draws."""
+        first, count = (HELD_OUT_DRAWS, self.held_out) if held_out else (0, self.training)
+        return tuple(f"{self.name}:{number}" for number in range(first, first + count))

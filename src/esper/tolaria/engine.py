@@ -13,15 +13,21 @@ from esper.kasmina.slots import initial_distribution_on, stack_tables
 from esper.kasmina.stack import Stack
 from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
-from esper.tolaria.bank import DataBank
-from esper.tolaria.channel_moves import ChannelMove, channel_moves
+from esper.runtime.tasks import Pretraining, Task
+from esper.tolaria.backends import (
+    Backend,
+    EpochResult,
+    Measurement,
+    Minibatches,
+    Optimisation,
+    Scores,
+    Variant,
+)
+from esper.tolaria.bank import ChannelMove, DataBank, TrainedHosts, channel_moves
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
-from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
-from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, moved_variants
-from esper.tolaria.results import Measurement
+from esper.tolaria.precision import LossScales
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""
@@ -359,3 +365,59 @@ class Engine:
 def _fossils(state: SeedState) -> SeedState:
     """The state with the alpha of every seed that is not fossilised set to 0."""
     return replace(state, alpha=torch.where(state.stage == Stage.FOSSILISED, state.alpha, 0.0))
+
+
+_HOSTS: dict[tuple[object, ...], TrainedHosts] = {}
+
+
+def trained_hosts(
+    task: Task, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> TrainedHosts | None:
+    """The hosts that ``task`` starts from; None for a task that starts from initial weights.
+
+    Trained once per process for all tasks with the same host, ``pretraining`` and budget. The
+    weights depend on these alone, and not on the seed of a run.
+    """
+    pretraining = task.pretraining
+    if pretraining is None:
+        return None
+    key = (
+        *(pretraining, task.host, task.max_batches, task.batch_size),
+        *(task.weight_decay, task.momentum, task.max_gradient_norm, task.augmentation),
+        *(backend.name, dtype, str(device)),
+    )
+    if key not in _HOSTS:
+        _HOSTS[key] = _train(task, pretraining, backend, dtype, device)
+    return _HOSTS[key]
+
+
+def _train(
+    task: Task, pretraining: Pretraining, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> TrainedHosts:
+    before = replace(
+        task,
+        data=pretraining.data,
+        learning_rate=pretraining.learning_rate,
+        host_learning_rate=None,
+        tuning="all",
+        decay="cosine",
+        deadline=1.0,
+        drift=None,
+        pretraining=None,
+    )
+    bank = DataBank([(before, before.datasets())], dtype, device)
+    identities = torch.arange(pretraining.hosts, device=device)
+    engine = Engine(
+        bank,
+        Rows(identities, identities),
+        pretraining.seed,
+        backend,
+        task.max_batches,
+        task.batch_size,
+        pretraining.steps,
+    )
+    engine.reset(0)
+    seeds = SeedState.dormant((pretraining.hosts, len(engine.slots)), device)
+    for step in range(pretraining.steps):
+        engine.train(seeds, step)
+    return TrainedHosts(engine.stack.host.clone(), engine.stack.buffers.clone())

@@ -3,7 +3,8 @@
 It needs no compiler and is the reference for the other backends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, cast
 
@@ -14,16 +15,22 @@ from torch import Tensor
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
+from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
-from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
-from esper.tolaria.loss_scales import LossScales
-from esper.tolaria.minibatches import Minibatches
+from esper.tolaria.backends import (
+    SLOT_MEASURES,
+    EpochResult,
+    HeldBack,
+    Minibatches,
+    Optimisation,
+    Scores,
+    Variant,
+)
+from esper.tolaria.optim import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
-from esper.tolaria.precision import Precision
-from esper.tolaria.results import SLOT_MEASURES
-from esper.tolaria.slot_measures import Watch, slot_measures
+from esper.tolaria.precision import LossScales, Precision
+from esper.tolaria.signals import Watch, slot_measures
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
@@ -381,3 +388,49 @@ class _ScoreSums:
         """Means over all images added."""
         assert self.sums is not None
         return Scores(*(self.sums / self.count))
+
+
+_IMAGES = 1
+"""Key of ``inputs`` for the images of all environments, from which every variant starts."""
+
+
+class FunctionalBackend(TorchBackend):
+    """The torch backend for ``ModuleHost``, with ``torch.vmap`` over the environments.
+
+    Seeds are computed outside of vmap, grouped by kind. An ablated host is computed again from its
+    images, because the layers before a slot of a user's module are unknown.
+    """
+
+    name = "functional"
+    uses_all_threads = True
+    """A forward pass stores its parameters in the module, so only one thread computes at a time."""
+
+    host: ModuleHost
+
+    def _resumption(self, slot: int) -> int:
+        return _IMAGES
+
+    def _forward(
+        self,
+        parameters: Tensors,
+        buffers: Tensors,
+        seeds: dict[int, Tensor],
+        calls: Plan,
+        x: Tensor,
+        *,
+        training: bool,
+        start: int = 0,
+        keep: Sequence[int] = (),
+        inputs: dict[int, Tensor] | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        rows = len(next(iter(parameters.values())))
+        x = x.expand(-1, -1, -1, rows, -1)
+        if inputs is not None:
+            inputs[_IMAGES] = x
+        grown: dict[int, Callable[[Tensor], Tensor]] = {
+            s: partial(self._at_slot, s, calls, seeds, watch)
+            for s, slot_plan in enumerate(calls)
+            if slot_plan is not None or watch is not None
+        }
+        return self.host.logits(parameters, buffers, x, training, grown)
