@@ -136,32 +136,31 @@ def agree(
 ) -> tuple[int, int, int, int | None]:
     """Episode length, minibatches per step, their size and the limit of seeds of tasks together.
 
-    A given value applies to all tasks; None means the value on which the tasks agree, which may be
-    None for ``max_seeds`` alone: no limit.
-
-    Args:
-        tasks: at least one task.
+    A given value applies to all tasks; None means the value on which the tasks, at least one,
+    agree, which may be None for ``max_seeds`` alone: no limit.
 
     Raises:
         UsageError: a value is None, and the tasks differ in it.
     """
-    return (
-        _common(tasks, "episode_length", episode_length),
-        _common(tasks, "max_batches", max_batches),
-        _common(tasks, "batch_size", batch_size),
-        _common(tasks, "max_seeds", max_seeds),
-    )
+    settings = {
+        "episode_length": episode_length,
+        "max_batches": max_batches,
+        "batch_size": batch_size,
+        "max_seeds": max_seeds,
+    }
+    length, batches, size, seeds = (_common(tasks, *setting) for setting in settings.items())
+    return length, batches, size, seeds
 
 
 def _common(tasks: Sequence[Task], field: str, setting: int | None) -> Any:
     if setting is not None:
         return setting
-    owners: dict[int | None, list[str]] = {}
+    owners: dict[int | None, dict[str, None]] = {}
     for task in tasks:
-        owners.setdefault(getattr(task, field), []).append(task.label)
+        owners.setdefault(getattr(task, field), {})[task.label] = None
     if len(owners) > 1:
         parts = " but ".join(
-            f"{'no limit' if value is None else value} in {', '.join(dict.fromkeys(names))}"
+            f"{'no limit' if value is None else value} in {', '.join(names)}"
             for value, names in owners.items()
         )
         raise UsageError(

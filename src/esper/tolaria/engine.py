@@ -237,9 +237,9 @@ class Engine:
     ) -> Scores:
         """Scores of the hosts with fossilised seeds only on ``validation`` or ``test``, ``[N]``."""
         host = host or state.on_host()
-        fossils_on_host = _fossils(host)
-        fossils = fossils_on_host if host is state else _fossils(state)
-        return self._evaluate(fossils, fossils_on_host, step, [], split, None)[0]
+        fossils = _fossils(host)
+        on_device = fossils if host is state else _fossils(state)
+        return self._evaluate(on_device, fossils, step, [], split, None)[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates, on the hosts' device.
@@ -248,9 +248,11 @@ class Engine:
         them after it, because the epoch evicts everything but the hosts from the caches.
         """
         host = state.on_host()
-        ablations = self._ablations(host)
-        both = ablations + (self._commitments(host) if committed else [])
-        on_device = moved_variants(both, self.device)
+        ablations, commitments = _ablations(host), []
+        if committed:
+            candidates = (host.alpha > 0) & (host.stage != Stage.FOSSILISED)
+            commitments = grouped_by_first_change(host, candidates)
+        on_device = moved_variants(ablations + commitments, self.device)
         return on_device[: len(ablations)], on_device[len(ablations) :]
 
     def coalitions(self, state: SeedState, step: int, host: SeedState | None = None) -> Coalitions:
@@ -307,15 +309,13 @@ class Engine:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
-            parameters, buffers_of_modules = self.host.initial_values(keys.tolist())
-            return parameters.to(self.device), buffers_of_modules.to(self.device)
+            values = self.host.initial_values(keys.tolist())
+            return values[0].to(self.device), values[1].to(self.device)
         layout, buffers = self.host.layout, self.host.buffers
         constant, _ = buffers.initial_distribution(buffers.size)
         distribution = layout.initial_distribution(layout.size)
-        return (
-            self._draw_initial(*distribution, groups, Purpose.HOST_INIT, 0),
-            constant.to(self.device, self.dtype).expand(len(groups), -1),
-        )
+        parameters = self._draw_initial(*distribution, groups, Purpose.HOST_INIT, 0)
+        return parameters, constant.to(self.device, self.dtype).expand(len(groups), -1)
 
     def _draw_initial(
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int
@@ -344,22 +344,18 @@ class Engine:
             bank.streamed,
         )
 
-    def _ablations(self, state: SeedState) -> list[Variant]:
-        """Variants with the alpha of one acting seed set to 0, one variant per slot."""
-        acts = (state.alpha > 0).T
-        rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
-        variants = []
-        for s, mine in enumerate(rows):
-            if len(mine):
-                alpha = state.alpha[mine]
-                alpha[:, s] = 0.0
-                variants.append(Variant(s, mine, alpha))
-        return variants
 
-    def _commitments(self, state: SeedState) -> list[Variant]:
-        """Variants with the alpha of every seed that is not fossilised set to 0."""
-        candidates = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
-        return grouped_by_first_change(state, candidates)
+def _ablations(state: SeedState) -> list[Variant]:
+    """Variants with the alpha of one acting seed set to 0, one variant per slot."""
+    acts = (state.alpha > 0).T
+    rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
+    variants = []
+    for s, mine in enumerate(rows):
+        if len(mine):
+            alpha = state.alpha[mine]
+            alpha[:, s] = 0.0
+            variants.append(Variant(s, mine, alpha))
+    return variants
 
 
 def _fossils(state: SeedState) -> SeedState:

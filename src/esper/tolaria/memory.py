@@ -1,4 +1,9 @@
-"""Memory: settings of the C allocator, peaks, and how many rows a CUDA device trains at a time."""
+"""Memory: settings of the C allocator, peaks, and how many rows a CUDA device trains at a time.
+
+A pass keeps the activations of all its rows until the backward pass. Rows that do not fit together
+are trained one part after another, which takes more launches but the same memory for any number of
+rows.
+"""
 
 import ctypes
 import sys
@@ -89,7 +94,27 @@ def row_memory(
     host: Host, precision: Precision, dtype: torch.dtype, device: torch.device, batch_size: int
 ) -> RowMemory:
     """Measure a row of ``host`` on a CUDA device, in minibatches of ``batch_size`` images."""
-    least, most = (_peak(host, precision, dtype, device, batch_size, rows) for rows in _ROWS)
+    kinds = [max(slot.kinds, key=lambda kind: slot.layouts[kind].size) for slot in host.slots]
+    evaluation_batch = torch_backend(host, precision).evaluation_batch
+
+    def peak(rows: int) -> int:
+        """Most bytes above those now allocated in a minibatch of training and of validation."""
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        blueprint = torch.tensor(kinds, device=device).expand(rows, -1)
+        everywhere = torch.ones_like(blueprint, dtype=torch.bool)
+        style = torch.full_like(blueprint, Style.GATED_GATE)
+        alpha = torch.full(blueprint.shape, _ALPHA, device=device)
+        seeds = Seeds(everywhere, blueprint, style, alpha, ~everywhere)
+        everyone = torch.arange(rows, device=device)
+        variants = [
+            Variant(s, everyone, alpha.index_fill(1, torch.tensor([s], device=device), 0.0))
+            for s in range(len(host.slots))
+        ]
+        run_once(host, precision, seeds, dtype, batch_size, evaluation_batch, variants)
+        return torch.cuda.max_memory_allocated(device) - before
+
+    least, most = (peak(rows) for rows in _ROWS)
     active = max(1.0, (most - least) / (_ROWS[1] - _ROWS[0]))
     return RowMemory(active, stored_bytes(host, dtype))
 
@@ -131,35 +156,3 @@ def parts_within(most: int, groups: Sequence[int], device: torch.device) -> int:
     while rows > most and -(-rows // parts) + largest > most and parts < len(groups):
         parts *= 2
     return min(parts, len(groups))
-
-
-def _peak(
-    host: Host,
-    precision: Precision,
-    dtype: torch.dtype,
-    device: torch.device,
-    batch_size: int,
-    rows: int,
-) -> int:
-    """Most bytes above those now allocated in a minibatch of training and one of validation."""
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    seeds = _largest_seeds(host, rows, device)
-    everyone = torch.arange(rows, device=device)
-    variants = [
-        Variant(s, everyone, seeds.alpha.index_fill(1, torch.tensor([s], device=device), 0.0))
-        for s in range(len(host.slots))
-    ]
-    evaluation_batch = torch_backend(host, precision).evaluation_batch
-    run_once(host, precision, seeds, dtype, batch_size, evaluation_batch, variants)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-def _largest_seeds(host: Host, rows: int, device: torch.device) -> Seeds:
-    """The seed with the most parameters in every slot of every row, with a gate."""
-    kinds = [max(slot.kinds, key=lambda kind: slot.layouts[kind].size) for slot in host.slots]
-    blueprint = torch.tensor(kinds, device=device).expand(rows, -1)
-    everywhere = torch.ones_like(blueprint, dtype=torch.bool)
-    style = torch.full_like(blueprint, Style.GATED_GATE)
-    alpha = torch.full(blueprint.shape, _ALPHA, device=device)
-    return Seeds(everywhere, blueprint, style, alpha, ~everywhere)

@@ -161,7 +161,7 @@ class StoreRows:
         optimizer: AdamState,
         optimisation: Optimisation,
         rate: Tensor,
-        weight_decay: float,
+        weight_decay: float = 0.0,
         active: Tensor | None = None,
         rows: Tensor | None = None,
     ):
@@ -232,17 +232,14 @@ class SeedRows(StoreRows):
     def __init__(
         self, stack: Stack, slot: int, plan: SlotPlan, frozen: Tensor, optimisation: Optimisation
     ):
-        self.slot, rows = slot, plan.rows
-        self.kinds = plan.kinds
-        state = stack.seed_optimizers[slot]
+        rows, self.slot, self.kinds = plan.rows, slot, plan.kinds
         super().__init__(
             stack.seeds[slot][rows],
-            state.of_rows(rows),
+            stack.seed_optimizers[slot].of_rows(rows),
             optimisation,
             optimisation.seed_learning_rate[rows, slot],
-            0.0,
-            ~frozen[rows, slot] if plan.any_frozen else None,
-            rows,
+            active=~frozen[rows, slot] if plan.any_frozen else None,
+            rows=rows,
         )
 
     def tensor_norms(self, slot: SlotSpec) -> Tensor:

@@ -68,11 +68,10 @@ def resolve_precision(
     If it is requested but not available, ``reason`` says why, for one warning.
 
     Args:
-        use_amp: whether mixed precision is requested.
+        use_amp: whether it is requested.
         device: device of the hosts.
         amp_dtype: ``bfloat16``, ``float16``, or ``auto``: bfloat16 if the device supports it.
-        backend: one of ``tolaria.backends.choice.NAMES``; on a CPU only ``torch`` has
-            mixed precision.
+        backend: one of ``backends.choice.NAMES``; on a CPU only ``torch`` has mixed precision.
     """
     if not use_amp:
         return Precision(device.type)

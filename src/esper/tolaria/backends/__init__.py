@@ -134,33 +134,23 @@ class EpochResult:
 
         The result has no ``unmeasured``.
         """
-        parts = [
-            (
-                r.loss,
-                r.accuracy,
-                r.host_gradient_norm,
-                r.seed_gradient_norm,
-                r.slots,
-                *r.seed_tensor_norms,
-            )
-            for r in (self, *more)
-        ]
-        results = (function(*x) for x in zip(*parts, strict=True))
-        loss, accuracy, host, seed, slots, *tensors = results
-        return EpochResult(loss, accuracy, host, seed, tensors, slots)
+        results = (self, *more)
+        parts = {
+            name: function(*(getattr(result, name) for result in results)) for name in _MEASUREMENTS
+        }
+        tensors = zip(*(result.seed_tensor_norms for result in results), strict=True)
+        return EpochResult(**parts, seed_tensor_norms=[function(*norms) for norms in tensors])
 
     def forget(self, rows: Tensor) -> None:
         """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
-        nan = float("nan")
-        self.loss, self.accuracy, self.host_gradient_norm = (
-            part.masked_fill(rows, nan)
-            for part in (self.loss, self.accuracy, self.host_gradient_norm)
-        )
-        self.seed_gradient_norm = self.seed_gradient_norm.masked_fill(rows[:, None], nan)
-        self.seed_tensor_norms = [
-            norms.masked_fill(rows[:, None], nan) for norms in self.seed_tensor_norms
-        ]
-        self.slots = self.slots.masked_fill(rows[:, None, None], nan)
+        valid = self.map(lambda x: x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), float("nan")))
+        self.seed_tensor_norms = valid.seed_tensor_norms
+        for name in _MEASUREMENTS:
+            setattr(self, name, getattr(valid, name))
+
+
+_MEASUREMENTS = "loss", "accuracy", "host_gradient_norm", "seed_gradient_norm", "slots"
+"""Tensors of an ``EpochResult`` that are always there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,8 @@ def choose_backend(
     is not available, torch replaces it and one log line says why. If it does not implement a
     blueprint, torch computes only the hosts with such a seed.
 
-    Args:
-        name: one of ``NAMES``.
-        host: host of the stack.
-        precision: precision of the arithmetic.
-        dtype: dtype of parameters and data.
-        device: device of parameters and data.
-        threads: threads of the native backend; with torch the caller distributes environments
-            over threads.
+    ``dtype`` and ``device`` are those of parameters and data; ``threads`` are for the native
+    backend: with torch the caller distributes environments over threads.
     """
     if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
         return torch_backend(host, precision)
@@ -79,13 +73,11 @@ _BATCH = 2
 def precision_after_trial(
     precision: Precision, hosts: Sequence[Host], dtype: torch.dtype, device: torch.device
 ) -> Precision:
-    """``precision`` if all ``hosts`` can be trained and scored in it, else float32 and the reason.
+    """``precision`` if the ``hosts`` of all stacks can be trained and scored in it, else float32.
 
-    Args:
-        precision: requested precision.
-        hosts: the host of every stack.
-        dtype: dtype of parameters and data.
-        device: device of parameters and data.
+    Not every operation supports every dtype on every device, including operations of plug-ins. A
+    failure at the start costs a warning, which names the reason. A failure during the run would
+    make results depend on when it happens.
     """
     if not precision.enabled:
         return precision
@@ -107,7 +99,14 @@ def try_host(host: Host, precision: Precision, dtype: torch.dtype, device: torch
     Raises:
         RuntimeError: an operation fails in this precision.
     """
-    run_once(host, precision, _every_seed(host, device), dtype, _BATCH, _BATCH, [])
+    each = [list(product(slot.kinds, _STYLES, _ALPHAS)) for slot in host.slots]
+    rows = max(map(len, each), default=1)
+    table = [[options[row % len(options)] for options in each] for row in range(rows)]
+    numbers = torch.tensor(table, dtype=torch.float64, device=device).view(rows, len(each), 3)
+    kind, style, alpha = numbers.unbind(2)
+    none = torch.zeros_like(kind, dtype=torch.bool)
+    seeds = Seeds(~none, kind.long(), style.long(), alpha.float(), none)
+    run_once(host, precision, seeds, dtype, _BATCH, _BATCH, [])
 
 
 def run_once(
@@ -119,16 +118,9 @@ def run_once(
     evaluation_batch: int,
     variants: list[Variant],
 ) -> None:
-    """Train hosts with ``seeds`` on one minibatch of zeros, and score them and their variants.
+    """Train hosts with ``seeds`` on ``batch_size`` images of zeros, on the device of the seeds.
 
-    Args:
-        host: host of the stack.
-        precision: precision of the arithmetic.
-        seeds: the seeds of each row, on the device to compute on.
-        dtype: dtype of parameters and data.
-        batch_size: images of the minibatch.
-        evaluation_batch: images to score on.
-        variants: hosts to score again.
+    Then score them and ``variants`` of them on ``evaluation_batch`` images.
     """
     (rows, slots), device = seeds.alpha.shape, seeds.alpha.device
     widths = [slot.width for slot in host.slots]
@@ -146,17 +138,3 @@ def run_once(
     images, labels = data(evaluation_batch)
     dataset = torch.zeros(rows, dtype=torch.long, device=device)
     backend.evaluate(stack, seeds, HeldBack(images[None], labels[None], dataset), variants)
-
-
-def _every_seed(host: Host, device: torch.device) -> Seeds:
-    each = [list(product(slot.kinds, _STYLES, _ALPHAS)) for slot in host.slots]
-    rows = max(map(len, each), default=1)
-    table = [[kinds[row % len(kinds)] for kinds in each] for row in range(rows)]
-
-    def column(index: int, kind: torch.dtype) -> torch.Tensor:
-        values = [[seed[index] for seed in row] for row in table]
-        return torch.tensor(values, dtype=kind, device=device).view(rows, len(host.slots))
-
-    alpha = column(2, torch.float32)
-    none = torch.zeros_like(alpha, dtype=torch.bool)
-    return Seeds(~none, column(0, torch.long), column(1, torch.long), alpha, none)
