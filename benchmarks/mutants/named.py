@@ -252,7 +252,7 @@ NAMED = (
         (
             (
                 "Shapley weight",
-                "factorial(size) * factorial(slots - size - 1) / factorial(slots)",
+                "factorial(n) * factorial(slots - n - 1) / factorial(slots)",
                 "1.0 / slots / 2 ** (slots - 1)",
             ),
             (
