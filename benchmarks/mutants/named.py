@@ -223,8 +223,8 @@ NAMED = (
         (
             (
                 "ablation's BatchNorm",
-                "logits = self._forward(*reading, resumption, training=False, start=start)",
-                "logits = self._forward(*reading, resumption, training=True, start=start)",
+                "logits = self._forward(reading, resumption, start=start)",
+                "logits = self._forward(reading, resumption, training=True, start=start)",
             ),
         ),
     ),

@@ -15,7 +15,7 @@ from esper.leyline.actions import BLUEPRINTS, HEADS
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import LIVING, Stage
 from esper.runtime.data import Dataset
-from esper.runtime.tasks import ChannelShift, Drift, Task
+from esper.runtime.task import ChannelShift, Drift, Task
 from esper.tolaria.bank import DataBank, StackKey
 from esper.tolaria.governor import Governor
 from support import (
