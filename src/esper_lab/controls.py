@@ -313,15 +313,12 @@ def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) ->
 
 def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:
     """Identity of the rungs of all controls: hosts, plans, rules and baselines."""
-    trainings = {
-        name: (factors_of(name), [stand_in and stand_in.tasks for stand_in in _each(name, hosts)])
-        for name in BASELINES
-    }
+    trainings = {}
+    for name in BASELINES:
+        stand_ins = [population_of(name, part) for part in (hosts.training, hosts.fresh)]
+        tasks = [stand_in and stand_in.tasks for stand_in in stand_ins]
+        trainings[name] = factors_of(name), tasks
     variants = variants_of(hosts.training)
     rule_settings = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
     populations = hosts_of(hosts.training), hosts_of(hosts.fresh)
     return digest(populations, ORDERS, plans, rule_settings, trainings)
-
-
-def _each(name: str, hosts: Hosts) -> list[Population | None]:
-    return [population_of(name, hosts.training), population_of(name, hosts.fresh)]

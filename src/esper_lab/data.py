@@ -141,15 +141,7 @@ def few_digits(labels: int, sample: int, seed: int = 0) -> Dataset:
     if not 1 <= labels <= count:
         raise ValueError(f"labels must lie in [1, {count}], got {labels}")
     rows = torch.from_numpy(np.random.default_rng(sample).permutation(count)[:labels])
-    return Dataset(
-        data.train_images[rows],
-        data.train_labels[rows],
-        data.validation_images,
-        data.validation_labels,
-        data.test_images,
-        data.test_labels,
-        classes=data.classes,
-    )
+    return replace(data, train_images=data.train_images[rows], train_labels=data.train_labels[rows])
 
 
 def shifted_digits(shifts: tuple[Shift, ...], labels: int, sample: int, seed: int = 0) -> Dataset:

@@ -220,7 +220,8 @@ def policy_rungs(
                 return Outcome.join(parts, axis=1)
 
             outcome = stages.load_or_play(stage, population, players, make)
-            return [outcome.members(i * count, (i + 1) * count) for i in range(len(actors))]
+            ends = range(count, count * (len(actors) + 1), count)
+            return [outcome.members(slice(end - count, end)) for end in ends]
 
         if not grower.learned:
             (alone,) = outcomes_of(f"{way} policy", [actor])

@@ -109,10 +109,10 @@ class Outcome:
         outcome = {name: np.concatenate([getattr(p, name) for p in parts], axis) for name in names}
         return cls(**({"features": parts[0].features} | outcome))
 
-    def members(self, begin: int, end: int) -> "Outcome":
-        """The outcomes of the members ``begin`` to ``end``, with the features of the first."""
+    def members(self, indices: slice | NDArray[np.int_]) -> "Outcome":
+        """The outcomes of some members, with the features as they are."""
         names = [name for name in self.__slots__ if name != "features"]
-        return replace(self, **{name: getattr(self, name)[:, begin:end] for name in names})
+        return replace(self, **{name: getattr(self, name)[:, indices] for name in names})
 
 
 def play_plans(
@@ -141,14 +141,7 @@ def play_plans(
 
         rules = Rules(one_at_a_time=indices is in_turn)
         parts.append(play(population, actor, len(group), rules, on_batch))
-    outcome = Outcome.join(parts, axis=1)
-    order = np.argsort([*in_turn, *at_once])
-    return Outcome(
-        **{
-            name: getattr(outcome, name) if name == "features" else getattr(outcome, name)[:, order]
-            for name in Outcome.__slots__
-        }
-    )
+    return Outcome.join(parts, axis=1).members(np.argsort([*in_turn, *at_once]))
 
 
 def play(

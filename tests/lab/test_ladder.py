@@ -287,7 +287,7 @@ def test_a_control_is_kept_too(tmp_path: Path):
 def test_members_of_an_outcome_keep_their_columns():
     tables = [np.random.default_rng(i).normal(size=(2, 5)) for i in range(6)]
     outcome = Outcome(*tables, features=np.zeros((2, 3, 4)))
-    parts = [outcome.members(0, 2), outcome.members(2, 5)]
+    parts = [outcome.members(slice(0, 2)), outcome.members(slice(2, 5))]
     again = Outcome.join(parts, axis=1)
     for name in Outcome.__slots__:
         np.testing.assert_array_equal(getattr(again, name), getattr(outcome, name))

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import log
 from pathlib import Path
 
@@ -62,8 +61,13 @@ def text(path: Path | str, context: int) -> Dataset:
         torch.cat([piece for i, piece in enumerate(pieces) if i % 10 in numbers])
         for numbers in (set(range(10)) - {4, 9}, {4}, {9})
     )
-    splits = (_windows(train, context), _held_back(validation, context), _held_back(test, context))
-    return TextDataset(*chain(*splits), classes=BYTES, label_shape=(context,))
+    return TextDataset(
+        *_windows(train, context),
+        *_held_back(validation, context),
+        *_held_back(test, context),
+        classes=BYTES,
+        label_shape=(context,),
+    )
 
 
 def reading(task: Task, path: str) -> Task:

@@ -5,7 +5,7 @@ seeds. Seeds of one slot are sorted by (isolated, blueprint, form), and seeds wi
 computed in one call; on a CPU at most ``CHUNK`` of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,10 +94,15 @@ class Seeds:
         """The seeds in CPU memory: themselves if they are there, else copies."""
         if self.alpha.device.type == "cpu":
             return self
-        return self.host or Seeds(*on_host(*self._parts()))
+        return self.host or self._of(on_host(*self._parts()))
 
     def _parts(self) -> tuple[Tensor, ...]:
         return self.computed, self.blueprint, self.style, self.alpha, self.frozen
+
+    @classmethod
+    def _of(cls, parts: Iterable[Tensor]) -> "Seeds":
+        computed, blueprint, style, alpha, frozen = parts
+        return cls(computed, blueprint, style, alpha, frozen)
 
     @property
     def form(self) -> Tensor:
@@ -106,7 +111,7 @@ class Seeds:
 
     def of_rows(self, rows: Tensor) -> "Seeds":
         """The seeds of ``rows``, int64 ``[M]``."""
-        return Seeds(*(part[rows] for part in self._parts()))
+        return self._of(part[rows] for part in self._parts())
 
     def of_variant(self, variant: "Variant") -> "Seeds":
         """The seeds of the rows of ``variant``, with its alphas."""
