@@ -122,7 +122,7 @@ DECAYS = ("constant", "cosine")
 
 TUNINGS = ("all", "last", "auto_rgn")
 """Which parameters of a host are trained, and at which rate: all at the same, those of the last
-block, or all at rates that follow their relative gradients (see ``tolaria.tuning``)."""
+block, or all at rates that follow their relative gradients (see ``tolaria.optim``)."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Precision:
 
     @property
     def scales_losses(self) -> bool:
-        """Whether losses are scaled (see ``loss_scales``), because float16 gradients underflow."""
+        """Whether losses are scaled (see ``LossScales``), because float16 gradients underflow."""
         return self.amp_dtype == torch.float16
 
     @property

@@ -98,7 +98,7 @@ SLOT_MEASURES = (
 - ``active_share``: fraction of its elements that are above 0.
 - ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
 
-``slot_measures.measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all
+``signals.measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all
 its images.
 """
 
