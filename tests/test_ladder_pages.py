@@ -9,10 +9,10 @@ import pytest
 
 from esper.karn.intervals import interval, two_levels
 from esper.runtime.tasks import find
-from esper_lab.baselines import read_worth
 from esper_lab.evaluation import LOOKING, Evaluation, Rung
 from esper_lab.plans import NEVER, PlannedSeed, library
 from esper_lab.plans import Plan as PlanOfLibrary
+from esper_lab.worth import read_worth
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
