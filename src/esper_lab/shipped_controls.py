@@ -50,7 +50,7 @@ class ShippedControls(msgspec.Struct, frozen=True):
 
         return [
             msgspec.structs.replace(
-                _mapped(rung, lambda values: values[:hosts]),
+                _with_columns(rung, lambda values: values[:hosts]),
                 chosen=None if rung.chosen is None else rung.chosen[:hosts],
                 score=score(rung),
             )
@@ -89,7 +89,8 @@ def write_shipped(suite: str, controls: ShippedControls) -> Path:
         return [round(value, DIGITS) for value in values]
 
     rungs = [
-        msgspec.structs.replace(_mapped(rung, decimals), score=None) for rung in controls.rungs
+        msgspec.structs.replace(_with_columns(rung, decimals), score=None)
+        for rung in controls.rungs
     ]
     content = msgspec.structs.replace(controls, rungs=rungs)
     FOLDER.mkdir(exist_ok=True)
@@ -102,6 +103,6 @@ def _path(suite: str) -> Path:
     return FOLDER / f"{suite}.json.gz"
 
 
-def _mapped(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
+def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
     columns = {name: change(getattr(rung, name)) for name in ("utility", "validation", "added")}
     return msgspec.structs.replace(rung, **columns)

@@ -101,8 +101,8 @@ class Seeds:
 
     @classmethod
     def _of(cls, parts: Iterable[Tensor]) -> "Seeds":
-        computed, blueprint, style, alpha, frozen = parts
-        return cls(computed, blueprint, style, alpha, frozen)
+        computing, blueprint, style, alpha, frozen = parts
+        return cls(computing, blueprint, style, alpha, frozen)
 
     @property
     def form(self) -> Tensor:
