@@ -37,15 +37,13 @@ from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tolaria.backends import Backend, EpochResult, Optimisation
+from esper.tolaria.backends import Backend, EpochResult, Minibatches, Optimisation
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
-from esper.tolaria.engine import Engine, Rows
-from esper.tolaria.minibatches import Minibatches
+from esper.tolaria.engine import Engine, Rows, trained_hosts
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
-from esper.tolaria.pretraining import trained_hosts
 from oracles.naive import (
     CONV_BRANCHES,
     MLP_BRANCHES,

@@ -29,7 +29,7 @@ IN_A_STEP = {
     "tamiyo/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_run_epoch": "whether any host was rolled back",
     "simic/growth/shard.py:_restore": "data of the hosts that were rolled back; only then",
-    "tolaria/minibatches.py:__iter__": "streamed images: which of them the epoch draws",
+    "tolaria/backends/__init__.py:__iter__": "streamed images: which of them the epoch draws",
 }
 """Places that wait in every step, and why."""
 

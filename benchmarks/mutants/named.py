@@ -223,8 +223,8 @@ NAMED = (
         (
             (
                 "ablation's BatchNorm",
-                "logits = self._forward(*reading, resumption, training=False, start=start)",
-                "logits = self._forward(*reading, resumption, training=True, start=start)",
+                "logits = self._forward(reading, resumption, start=start)",
+                "logits = self._forward(reading, resumption, training=True, start=start)",
             ),
         ),
     ),
@@ -252,7 +252,7 @@ NAMED = (
         (
             (
                 "Shapley weight",
-                "factorial(size) * factorial(slots - size - 1) / factorial(slots)",
+                "factorial(n) * factorial(slots - n - 1) / factorial(slots)",
                 "1.0 / slots / 2 ** (slots - 1)",
             ),
             (

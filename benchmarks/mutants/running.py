@@ -5,8 +5,7 @@ from mutants import Table
 _ENGINE = (
     "tests/tolaria/test_minibatches.py",
     "tests/tolaria/test_bank.py",
-    "tests/tolaria/test_reset.py",
-    "tests/tolaria/test_channel_moves.py",
+    "tests/tolaria/test_recipe.py",
     "tests/tolaria/test_measure_oracle.py",
     "tests/tolaria/test_independence.py",
     "tests/tolaria/test_training_oracle.py",
@@ -19,7 +18,7 @@ RUNNING = (
         "src/esper/tolaria/engine.py",
         _ENGINE,
         (
-            ("ablation keeps its seed", "                alpha[:, s] = 0.0\n", ""),
+            ("ablation keeps its seed", "            alpha[:, s] = 0.0\n", ""),
             (
                 "contribution has the wrong sign",
                 "scores.expected[variant.rows] - without.expected",
@@ -32,8 +31,8 @@ RUNNING = (
             ),
             (
                 "price stage: commitment keeps seeds that hold",
-                "(state.alpha > 0) & (state.stage != Stage.FOSSILISED)",
-                "(state.alpha > 0) & (state.stage < Stage.HOLDING)",
+                "(host.alpha > 0) & (host.stage != Stage.FOSSILISED)",
+                "(host.alpha > 0) & (host.stage < Stage.HOLDING)",
             ),
             (
                 "committed hosts keep all seeds",

@@ -17,8 +17,7 @@ from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.several_seeds import SETTINGS, train_seeds
-from esper_lab.kept_stages import load_or_make
-from esper_lab.play import Outcome
+from esper_lab.play import Outcome, load_or_make
 from torture.common import TINY, Part, quiet, timed
 
 FLIPS, CUTS = 1000, 200

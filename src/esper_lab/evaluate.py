@@ -24,13 +24,24 @@ from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
 from esper.scripts.progress_lines import ProgressLines
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
-from esper_lab.comparisons import budget_text, differences, differences_text
 from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder import usable_controls
-from esper_lab.ladder_steps import HEADS, Step, headroom_text, step_cells, steps
-from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+from esper_lab.ladder_steps import (
+    FRONT_HEADS,
+    HEADS,
+    Step,
+    budget_text,
+    differences,
+    differences_text,
+    front,
+    front_cells,
+    headroom_text,
+    price_range,
+    step_cells,
+    steps,
+)
 
 PROGRAM = "esper evaluate"
 

@@ -19,7 +19,7 @@ from esper.runtime.tasks import SUITES, TASKS, find, find_all
 from esper.scripts.tasks import show, tasks
 from esper.simic.training.vectorized import run_training
 from esper_lab import describe
-from esper_lab.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
+from esper_lab.describe import STAGES, Diagnosis, Ending, PolicyResult
 from esper_lab.worth import Worth
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.stack import Stack
-from esper.tolaria.results import EpochResult, Scores
+from esper.tolaria.backends import EpochResult, Scores
 
 if TYPE_CHECKING:
-    from esper.tolaria.channel_moves import ChannelMove
+    from esper.tolaria.bank import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""

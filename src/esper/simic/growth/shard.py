@@ -22,12 +22,11 @@ from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
 from esper.tamiyo.step_functions import ActionOutcome, TorchStep
-from esper.tolaria.backends import Backend, EpochResult, Scores
+from esper.tolaria.backends import SLOT_MEASURES, Backend, EpochResult, Measurement, Scores
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.governor import Governor, Reason
-from esper.tolaria.loss_scales import LossScales
-from esper.tolaria.results import SLOT_MEASURES, Measurement
+from esper.tolaria.precision import LossScales
 
 TWIN_STREAM = 1 << 30
 """First identity of a twin, above the identities of all environments."""

@@ -35,8 +35,7 @@ from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
-from esper.tolaria.device_memory import SHARE
-from esper.tolaria.memory import stored_bytes
+from esper.tolaria.memory import SHARE, stored_bytes
 from esper.tolaria.precision import amp_disabled, resolve_precision
 
 _REQUEST = re.compile(r"Tried to allocate ([0-9.]+) (MiB|GiB|KiB|bytes)")

@@ -220,7 +220,7 @@ class Worker {
   }
 
   // Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
-  // Twin of runtime.augmentation.Augmentation.apply.
+  // Twin of runtime.data.Augmentation.apply.
   Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
     Maps<T> x = minibatch(count);
     const int height = spec_.height, width = spec_.width, channels = spec_.channels;
@@ -256,7 +256,7 @@ class Worker {
 
   // Writes what the gradient dy of a slot's output shows in half the images, if the slot has no
   // seed.
-  // Twin of tolaria.slot_measures.slot_measures.
+  // Twin of tolaria.signals.slot_measures.
   void measure_slot(int s, Maps<T> dy, T* measures) {
     if (slots_[size_t(s)]->seed().kind >= 0) return;
     Watched& watched = watched_[size_t(s)];

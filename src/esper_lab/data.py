@@ -1,12 +1,8 @@
-"""Shifts of the digits: changes of the images or labels that a trained network may meet.
-
-The kinds overlap in how far they lower the accuracy, so accuracy alone does not tell them apart.
-Which block of a network has to change depends on the kind (Lee et al., "Surgical fine-tuning
-improves adaptation to distribution shifts", ICLR 2023): early blocks for the images, late ones for
-the labels.
-"""
+"""Data of the families: shifts of the digits, and MNIST-1D."""
 
 import math
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -16,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.leyline.errors import UsageError
 from esper.runtime.data import Dataset, digits
 
 IMAGE_KINDS = ("noise", "contrast", "rotation", "translation", "occlusion")
@@ -144,15 +141,7 @@ def few_digits(labels: int, sample: int, seed: int = 0) -> Dataset:
     if not 1 <= labels <= count:
         raise ValueError(f"labels must lie in [1, {count}], got {labels}")
     rows = torch.from_numpy(np.random.default_rng(sample).permutation(count)[:labels])
-    return Dataset(
-        data.train_images[rows],
-        data.train_labels[rows],
-        data.validation_images,
-        data.validation_labels,
-        data.test_images,
-        data.test_labels,
-        classes=data.classes,
-    )
+    return replace(data, train_images=data.train_images[rows], train_labels=data.train_labels[rows])
 
 
 def shifted_digits(shifts: tuple[Shift, ...], labels: int, sample: int, seed: int = 0) -> Dataset:
@@ -161,3 +150,121 @@ def shifted_digits(shifts: tuple[Shift, ...], labels: int, sample: int, seed: in
     for shift in shifts:
         data = shift.apply(data)
     return data
+
+
+CLASSES, LENGTH = 10, 40
+TRAINING, VALIDATION = 3_500, 500
+
+
+@cache
+def mnist1d(
+    correlated_noise: float = 0.25,
+    shear: float = 0.75,
+    translation: int = 48,
+    labels: int = TRAINING,
+    shuffled: bool = False,
+    seed: int = 0,
+) -> Dataset:
+    """5,000 sequences as images ``[n, 40, 1, 1]``; the defaults are those of the paper.
+
+    The test split is that of the package. The validation split is drawn from the rest with
+    ``seed``, and the training split keeps the first ``labels`` of what remains.
+
+    Args:
+        correlated_noise: standard deviation of the smooth noise beside the pattern.
+        shear: greatest slope added to a sequence.
+        translation: greatest shift of the pattern, in samples of 72 per sequence.
+        labels: number of training sequences.
+        shuffled: whether the samples of every sequence are permuted, always in the same way.
+        seed: seed of the split.
+
+    Raises:
+        UsageError: the package mnist1d is not installed.
+        ValueError: ``labels`` is out of range.
+    """
+    if not 1 <= labels <= TRAINING:
+        raise ValueError(f"labels must lie in [1, {TRAINING}], got {labels}")
+    splits = _generate(correlated_noise, shear, translation, shuffled)
+    (images, test_images), (targets, test_targets) = splits
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(images)))
+    validation, train = order[:VALIDATION], order[VALIDATION : VALIDATION + labels]
+    return Dataset(
+        images[train],
+        targets[train],
+        images[validation],
+        targets[validation],
+        test_images,
+        test_targets,
+        classes=CLASSES,
+    )
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@cache
+def _generate(noise: float, shear: float, translation: int, shuffle: bool) -> tuple[Pair, Pair]:
+    """Inputs and labels, each of the training and the test part of the package."""
+    try:
+        from mnist1d.data import get_dataset_args, make_dataset
+    except ImportError as error:
+        raise UsageError(
+            "data: MNIST-1D needs the package mnist1d; run pip install 'esper-growth[mnist1d]'"
+        ) from error
+    settings = get_dataset_args()
+    settings.corr_noise_scale, settings.shear_scale = noise, shear
+    settings.max_translation, settings.shuffle_seq = translation, shuffle
+    # The package seeds the global generators, which belong to the user.
+    states = random.getstate(), np.random.get_state()
+    try:
+        data = make_dataset(settings)
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+    def images(name: str) -> torch.Tensor:
+        return torch.from_numpy(data[name].astype(np.float32)).view(-1, LENGTH, 1, 1)
+
+    def labels(name: str) -> torch.Tensor:
+        return torch.from_numpy(data[name].astype(np.int64))
+
+    return (images("x"), images("x_test")), (labels("y"), labels("y_test"))
+
+
+@cache
+def mislabelled(
+    data: Callable[..., Dataset],
+    share: float,
+    seed: int = 0,
+    only: tuple[int, ...] | None = None,
+    **settings: Any,
+) -> Dataset:
+    """``data(seed=seed, **settings)`` with wrong training labels, and with some classes only.
+
+    ``share`` of the training labels are replaced by labels drawn uniformly, always the same ones.
+    All splits keep only the classes ``only`` (None: all), from which the wrong labels are drawn
+    too; the labels stay the same and so does ``Dataset.classes``.
+
+    Raises:
+        ValueError: ``share`` is not in [0, 1].
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share must lie in [0, 1], got {share}")
+    dataset = data(seed=seed, **settings)
+    if only is not None:
+        dataset = _of_classes(dataset, only)
+    draws = np.random.default_rng(seed)
+    wrong = torch.from_numpy(draws.random(dataset.train_labels.shape) < share)
+    labels = torch.tensor(range(dataset.classes) if only is None else only)
+    wrong_labels = labels[draws.integers(len(labels), size=tuple(dataset.train_labels.shape))]
+    return replace(dataset, train_labels=torch.where(wrong, wrong_labels, dataset.train_labels))
+
+
+def _of_classes(data: Dataset, only: tuple[int, ...]) -> Dataset:
+    """``data`` with the rows of some classes only."""
+    parts: dict[str, Any] = {}
+    for name in ("train", "validation", "test"):
+        images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
+        rows = torch.isin(labels, torch.tensor(only))
+        parts |= {f"{name}_images": images[rows], f"{name}_labels": labels[rows]}
+    return replace(data, **parts)
