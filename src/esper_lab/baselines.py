@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.runtime.tasks import FAMILIES, Task
-from esper.simic.growth.rewards import utility
 from esper.tamiyo.baselines import NeverActor
+from esper.tamiyo.policy.features import utility
 from esper_lab.evaluation import (
     AUTO_RGN,
     FULL_TUNING,
