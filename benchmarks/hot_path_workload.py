@@ -95,7 +95,7 @@ class Workload:
         threads: CPU threads.
         lstm_hidden, ppo_epochs: settings of the policy.
         seeds: number of slots per environment in which a seed lives.
-        compile_mode: compilation of the policy's update, see ``simic.compiled``.
+        compile_mode: compilation of the policy's update, see ``simic.loss``.
         first: identity of the first environment.
         synchronised: whether the loop waits for a CUDA device before it reads a clock.
     """

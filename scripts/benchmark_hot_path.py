@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.leyline.config.groups import MachineConfig
 from esper.runtime.tasks import find_all
-from esper.simic.compiled import resolve_mode
+from esper.simic.loss import resolve_mode
 from esper.simic.training.setup import arithmetic
 from esper.tolaria.precision import resolve_precision
 

@@ -272,7 +272,7 @@ GROWTH = (
     ),
     Table(
         "rewards",
-        "src/esper/simic/growth/rewards/returns.py",
+        "src/esper/simic/growth/rewards.py",
         ("tests/simic/growth/test_rewards.py",),
         (
             (
@@ -301,7 +301,7 @@ GROWTH = (
     ),
     Table(
         "rewards",
-        "src/esper/simic/growth/rewards/shaped.py",
+        "src/esper/simic/growth/rewards.py",
         ("tests/simic/growth/test_rewards.py",),
         (
             (
@@ -358,7 +358,7 @@ GROWTH = (
     ),
     Table(
         "rewards",
-        "src/esper/simic/growth/rewards/shaping.py",
+        "src/esper/simic/growth/rewards.py",
         ("tests/simic/growth/test_rewards.py",),
         (
             ("a potential after the end", 'if which == "after" and inputs.last:', "if False:"),

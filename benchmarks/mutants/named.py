@@ -155,7 +155,7 @@ NAMED = (
     ),
     Table(
         "named",
-        "src/esper/simic/sequences.py",
+        "src/esper/simic/rollout.py",
         ("tests/simic/test_sequences.py",),
         (
             (

@@ -21,8 +21,8 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.tasks import FAMILIES, Task
-from esper.simic.growth.rewards import utility
 from esper.tamiyo.baselines import NeverActor
+from esper.tamiyo.policy.features import utility
 from esper_lab.evaluation import (
     AUTO_RGN,
     FULL_TUNING,

@@ -14,7 +14,7 @@ import torch
 
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, add_family
-from esper.simic.growth.rewards import utility
+from esper.tamiyo.policy.features import utility
 from esper_lab import shipped_controls as module
 from esper_lab.controls import ORDERS, controls_identity
 from esper_lab.evaluation import NEVER_GROW, Rung

@@ -24,7 +24,7 @@ from esper.leyline.events import (
 from esper.leyline.events.reader import EventReader
 from esper.nissa import sinks
 from esper.nissa.sinks import JsonLines
-from esper.simic.run.event_lines import cut_events, events_length
+from esper.simic.run.run_directory import cut_events, events_length
 
 HEALTHY = Path(__file__).parents[1] / "recorded" / "healthy"
 EVENTS = [decode(line) for line in (HEALTHY / "events.jsonl").read_bytes().splitlines()]

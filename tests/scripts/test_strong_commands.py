@@ -22,7 +22,7 @@ from esper.scripts import grow_model, grown_files, progress_lines, query
 from esper.scripts.grow import grow
 from esper.scripts.main import esper
 from esper.scripts.progress_lines import ProgressLines
-from esper.simic.run.event_lines import cut_events
+from esper.simic.run.run_directory import cut_events
 from processes import refusal
 
 SOURCE = """

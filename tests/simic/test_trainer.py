@@ -22,7 +22,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import LearnerConfig
 from esper.simic import trainer as trainer_module
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import BehaviourCloning
 from esper.simic.records.episodes import Episodes

@@ -153,7 +153,7 @@ class Task:
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
-        price: price of parameters, see ``simic.growth.rewards.utility``.
+        price: price of parameters, see ``tamiyo.policy.features.utility``.
         family: name of the family that the task was drawn from, if any.
 
     Raises:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric
-from esper.simic.compiled import is_compiler_error, log_uncompiled
 from esper.simic.gradients import GradientNorms, LossScaler, backward, check_gradients
+from esper.simic.loss import is_compiler_error, log_uncompiled
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.update_metrics import Metrics

@@ -18,7 +18,7 @@ from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.records import record_path
 from esper.runtime.gate import Permission
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline import recorded_data
 from esper.simic.offline.batches import (

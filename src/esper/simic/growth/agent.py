@@ -1,18 +1,67 @@
-"""Construction of the learner of growth policies."""
+"""The learner of growth policies, and its moments of observations."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
 from esper.leyline.errors import UsageError, first_line
-from esper.simic.estimates import GeneralisedEstimator, GroupedEstimator
-from esper.simic.graphs.captured_agent import agent_class
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.advantage import GeneralisedEstimator, GroupedEstimator
+from esper.simic.graphs import agent_class
+from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
-from esper.tamiyo.policy.features import FeatureNames, Observation
+from esper.tamiyo.policy.features import SIZE_FEATURES, FeatureNames, Observation
+
+
+class GrowthMoments:
+    """Moments of the features of hosts and of slots; ``SIZE_FEATURES`` are not normalised.
+
+    Args:
+        device: device of the moments.
+        features: the features that the policy observes; all of this version if None.
+    """
+
+    def __init__(self, device: torch.device, features: FeatureNames | None = None):
+        features = features or FeatureNames.current()
+        self._columns = features.columns(device)
+        self.host, self.slots = (
+            RunningMoments((len(names),), device, torch.tensor([n in SIZE_FEATURES for n in names]))
+            for names in (features.host, features.slots)
+        )
+
+    def _select(self, observation: Observation) -> Observation:
+        """The features that the policy observes."""
+        selection = {
+            name: getattr(observation, name).index_select(-1, columns)
+            for name, columns in self._columns.items()
+        }
+        return replace(observation, **selection) if selection else observation
+
+    def normalise(self, observation: Observation) -> Observation:
+        """See ``ObservationMoments.normalise``; only features that the policy observes are left."""
+        observation = self._select(observation)
+        return replace(
+            observation,
+            host=self.host.normalise(observation.host),
+            slots=self.slots.normalise(observation.slots),
+        )
+
+    def update(self, observation: Observation, valid: Tensor | None) -> None:
+        """See ``ObservationMoments.update``; slots that do not exist are ignored."""
+        assert valid is None, "growth episodes fill their rollout"
+        observation = self._select(observation)
+        self.host.update(observation.host)
+        # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
+        exists = observation.masks.exists[..., None]
+        self.slots.update(torch.where(exists, observation.slots, float("nan")))
+
+    def parts(self) -> dict[str, RunningMoments]:
+        """See ``ObservationMoments.parts``."""
+        return {"host": self.host, "slot": self.slots}
 
 
 def growth_agent(

@@ -18,9 +18,7 @@ from torch import Tensor
 
 from esper.runtime.task import data_digests
 from esper.runtime.tasks import Task
-from esper.simic.growth.layout import GrowthLayout
-from esper.simic.growth.merge import merge
-from esper.simic.growth.partition import cut, span
+from esper.simic.growth.layout import GrowthLayout, cut, merge, span
 from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step

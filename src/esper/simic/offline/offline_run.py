@@ -22,7 +22,7 @@ from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.runtime.gate import NOTHING, Permission
 from esper.runtime.paths import absolute_path
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import loss_of
 from esper.simic.offline.offline_session import EpochSummary, OfflineObserver, OfflineSession

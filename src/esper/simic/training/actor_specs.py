@@ -19,7 +19,7 @@ from esper.runtime.data import Dataset, FromDirectory
 from esper.runtime.gate import Permission
 from esper.runtime.tasks import Task
 from esper.simic.distributed.wire import on_device
-from esper.simic.growth.merge import merge
+from esper.simic.growth.layout import merge
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import FeatureNames
 from esper.tamiyo.policy.interface import ObservationT

@@ -21,11 +21,11 @@ from esper.leyline.notices import notice
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
-from esper.simic.compiled import resolve_mode
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
+from esper.simic.loss import resolve_mode
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import Checkpoint
 from esper.simic.training.warm_start import initial_run
