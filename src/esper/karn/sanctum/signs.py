@@ -1,12 +1,95 @@
-"""Numbers and durations as text, and bars and sparklines drawn in characters."""
+"""Glyphs, colours and names, and numbers as text, bars and sparklines."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 
-from esper.karn.sanctum.palette import Palette
+from esper.leyline.actions import Op
 from esper.leyline.events import Number
+from esper.leyline.stages import Stage
+
+GLYPHS: dict[int, str] = {
+    0: " ",
+    Stage.DORMANT: "·",
+    Stage.GERMINATED: "○",
+    Stage.TRAINING: "◔",
+    Stage.BLENDING: "◑",
+    Stage.HOLDING: "◕",
+    Stage.FOSSILISED: "●",
+    Stage.PRUNED: "✕",
+    Stage.EMBARGOED: "⊘",
+    Stage.RESETTING: "↺",
+}
+"""Glyph of each stage: a circle that fills up. 0 means that the host lacks the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """Colours by role, as ``rich`` style strings."""
+
+    stages: dict[int, str]
+    good: str
+    bad: str
+    warning: str
+    muted: str
+    accent: str
+    grown: str
+    twin: str
+    cursor: str
+
+    def stage(self, stage: int) -> str:
+        """Return the style of a stage."""
+        return self.stages.get(stage, self.muted)
+
+
+_STAGES = {
+    Stage.GERMINATED: ("#7dd3fc", "#075985"),
+    Stage.TRAINING: ("#facc15", "#6b4b00"),
+    Stage.BLENDING: ("#fb923c", "#8f3f05"),
+    Stage.HOLDING: ("#c4a7ff", "#5b21b6"),
+    Stage.FOSSILISED: ("bold #4ade80", "bold #14532d"),
+    Stage.PRUNED: ("#f87171", "#991b1b"),
+    Stage.EMBARGOED: ("#d3a0a0", "#6b3c3c"),
+    Stage.RESETTING: ("#a3b1c4", "#3f4a5a"),
+}
+_ROLES = {
+    "good": ("#4ade80", "#14532d"),
+    "bad": ("bold #ff7b72", "bold #991b1b"),
+    "warning": ("#facc15", "#6b4b00"),
+    "muted": ("#9da7b1", "#474f59"),
+    "accent": ("bold #7dd3fc", "bold #075985"),
+    "grown": ("#4ade80", "#14532d"),
+    "twin": ("#8fb3ff", "#1e40af"),
+    "cursor": ("on #2d3f55", "on #cfe0f2"),
+}
+"""Colours on a dark and on a light background."""
+
+DARK, LIGHT = (
+    Palette(
+        {stage: colours[i] for stage, colours in _STAGES.items()},
+        **{role: colours[i] for role, colours in _ROLES.items()},
+    )
+    for i in range(2)
+)
+
+
+def stage_name(stage: int) -> str:
+    """Return the name of a stage."""
+    try:
+        return Stage(stage).name.lower()
+    except ValueError:
+        return "no slot" if stage == 0 else f"stage {stage}"
+
+
+def op_name(op: int) -> str:
+    """Return the name of an operation."""
+    try:
+        return Op(op).name.lower().replace("_", " ").removesuffix(" target")
+    except ValueError:
+        return f"op {op}"
+
 
 MISSING = "missing"
 """Text for a missing value, which is neither 0 nor NaN."""
