@@ -17,7 +17,7 @@ from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends import HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.plan import Seeds
 from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from oracles.naive import NaiveHost, NaiveSeed, naive_host

@@ -44,7 +44,7 @@ from esper.tolaria.engine import Engine, Rows, trained_hosts
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from esper.tolaria.results import EpochResult
-from esper.tolaria.stack import AdamState, Stack
+from esper.tolaria.stores import AdamState, Stack
 from oracles.naive import (
     CONV_BRANCHES,
     MLP_BRANCHES,

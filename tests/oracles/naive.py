@@ -19,7 +19,7 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

@@ -6,7 +6,7 @@ import torch
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
-from esper.tolaria.stack import AdamState, Stack
+from esper.tolaria.stores import AdamState, Stack
 from support import (
     IDLE_STAGES,
     LIVES,

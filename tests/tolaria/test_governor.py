@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.results import EpochResult, Scores
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from examples import examples
 from oracles.governor import NaiveGovernor
 from support import CPU, assert_identical, random_stack, row_of, small_host

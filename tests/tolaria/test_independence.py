@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from support import (
     F64,
     LIVES,

@@ -12,7 +12,7 @@ from esper.kasmina.seeds import SeedState
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TUNINGS
 from esper.tolaria.optim import clip_scale, relative_rates, update_
-from esper.tolaria.stack import AdamState
+from esper.tolaria.stores import AdamState
 from oracles.naive import NaiveEnvironment
 from residual_hosts import residual_host
 from support import (

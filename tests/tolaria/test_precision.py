@@ -20,7 +20,7 @@ from esper.tolaria.governor import Reason
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision, resolve_precision
 from esper.tolaria.results import EpochResult
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from support import (
     CPU,
     LIVES,

@@ -26,7 +26,7 @@ from esper.tolaria.precision import (
     ScaleTable,
 )
 from esper.tolaria.results import EpochResult, Scores, updated_signals
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from support import (
     CPU,
     LIVES,

@@ -24,7 +24,7 @@ from esper.tolaria.backends.torch import FunctionalBackend
 from esper.tolaria.precision import LossScales, Precision, ScaleTable
 from esper.tolaria.results import SLOT_MEASURES, EpochResult, gradient_health, updated_signals
 from esper.tolaria.slot_measures import measured_images
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from oracles import naive
 from oracles.residual import NaiveResidual
 from residual_hosts import random_numbers, residual_host

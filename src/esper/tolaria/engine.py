@@ -20,7 +20,7 @@ from esper.tolaria.memory import keep_memory
 from esper.tolaria.plan import Seeds, moved_variants
 from esper.tolaria.precision import LossScales
 from esper.tolaria.results import EpochResult, Measurement, Scores
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""

@@ -22,7 +22,7 @@ from esper.kasmina.slots import Slot, SlotSpec
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.torch import branch, seed_views
 from esper.tolaria.plan import Seeds
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.tolaria.results import EpochResult, Scores
 
 if TYPE_CHECKING:
-    from esper.tolaria.stack import Stack
+    from esper.tolaria.stores import Stack
 
 if TYPE_CHECKING:
     from esper.tolaria.bank import ChannelMove

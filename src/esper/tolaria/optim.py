@@ -9,7 +9,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.runtime.tasks import TUNINGS
 from esper.tolaria.backends import Optimisation
 from esper.tolaria.plan import SlotPlan
-from esper.tolaria.stack import AdamState, Stack
+from esper.tolaria.stores import AdamState, Stack
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 

@@ -39,7 +39,7 @@ from esper.simic.training.vectorized import run_training
 from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.backends import torch as backend
 from esper.tolaria.governor import Reason
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 from small_runs import SMALL
 from support import (
     CPU,

@@ -11,7 +11,7 @@ from esper.runtime.data import Augmentation
 from esper.tolaria.plan import Seeds, Variant
 from esper.tolaria.precision import LossScales
 from esper.tolaria.results import EpochResult, Scores
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from esper.tolaria.backends.native import MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import FunctionalBackend, TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 NAMES = ("auto", "torch", "native")
 

@@ -27,7 +27,7 @@ from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation,
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 CALLS = definitions()
 KINDS = CALLS.enums["Kind"]

@@ -23,7 +23,7 @@ from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import LossScales, Precision
 from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
 from esper.tolaria.slot_measures import Watch, slot_measures
-from esper.tolaria.stack import Stack
+from esper.tolaria.stores import Stack
 
 
 class Network(NamedTuple):
