@@ -220,6 +220,14 @@ def _has_compiler() -> bool:
     return True
 
 
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="torch 2.13 corrupts memory in channels_last convolutions on processors without AVX-512",
+)
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="torch has no bfloat16 LSTM on this processor",
+)
 needs_native = pytest.mark.skipif(not _has_compiler(), reason="there is no C++ compiler")
 
 backend_name = "torch"
