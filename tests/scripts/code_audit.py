@@ -33,8 +33,7 @@ import esper
 import esper_lab
 from esper.karn.report import drawing
 from esper.leyline.config.offline import ImitationConfig
-from esper.leyline.config.setting import about, settings_of
-from esper.leyline.config.values import options_of
+from esper.leyline.config.setting import about, options_of, settings_of
 from esper.leyline.disk import replace_sealed, unsealed_json
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins

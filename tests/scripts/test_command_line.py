@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 import esper as package
-from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.config import TrainConfig, flatten, settings_file, unflatten
 from esper.leyline.config.algorithm import owner_of
 from esper.leyline.config.reading import run_settings
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
-from esper.scripts.settings_file import settings_file
 from esper.scripts.train import train
 from processes import ESPER, ROOT, called, ran
 from small_runs import events_of

@@ -213,10 +213,9 @@ def test_a_hundred_kills_do_not_touch_a_training(tmp_path: Path) -> None:
 
 
 def test_command_summaries_agree_with_the_commands_docstrings() -> None:
-    for name, command in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         module = import_module(f"{'esper_lab' if name == 'evaluate' else 'esper.scripts'}.{name}")
-        summary = getattr(module, name).__doc__.strip().splitlines()[0]
-        assert command.__doc__ == summary
+        assert getattr(module, name).__doc__.strip().splitlines()[0] == summary
 
 
 def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:

@@ -16,8 +16,16 @@ from typing import Annotated, Any, NoReturn, TypedDict, TypeVar
 
 import tyro
 
-from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
-from esper.leyline.config.values import description, options_of, shown
+from esper.leyline.config.setting import (
+    about,
+    check_ranges,
+    description,
+    meanings,
+    options_of,
+    settings_of,
+    shown,
+    spellings,
+)
 from esper.leyline.errors import UsageError, suggestion
 
 Command = TypeVar("Command")
