@@ -115,7 +115,7 @@ HOMONYMS = {
     "leyline/config": {"learning_rate", "entropy", "clip"},
     "/native/": {"entropy", "loss"},
     "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
-    "scripts/console.py": {"entropy"},
+    "scripts/progress.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "own_models/": {"loss", "clip"},
     "scripts/check.py": {"loss"},

@@ -18,11 +18,12 @@ import torch
 from esper.leyline import disk
 from esper.leyline.disk import lock_file
 from esper.leyline.errors import UsageError
-from esper.scripts import grow_model, grown_files, progress_lines, query
+from esper.scripts import grow_model, grown_files, query
 from esper.scripts.grow import grow
 from esper.scripts.main import esper
-from esper.scripts.progress_lines import ProgressLines
 from esper.simic.run.run_directory import cut_events
+from esper_lab import progress_lines
+from esper_lab.progress_lines import ProgressLines
 from processes import refusal
 
 SOURCE = """

@@ -28,7 +28,7 @@ from esper.own_models.training_loop import LEARNING_RATE
 from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
-from esper.scripts.grow_arguments import GrowArguments, check_writable, options_of, result_settings
+from esper.scripts.grow import GrowArguments, check_writable, options_of, result_settings
 from esper.scripts.grown_files import RESULT, read_finished, write_files
 from esper.scripts.seeds_table import growth_seeds_table
 from esper.simic.tools.grow import DEFAULT, GrowingPolicy, is_run_directory
