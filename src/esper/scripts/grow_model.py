@@ -29,8 +29,7 @@ from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
 from esper.scripts.grow import GrowArguments, check_writable, options_of, result_settings
-from esper.scripts.grown_files import RESULT, read_finished, write_files
-from esper.scripts.seeds_table import growth_seeds_table
+from esper.scripts.grown_files import RESULT, growth_seeds_table, read_finished, write_files
 from esper.simic.tools.grow import DEFAULT, GrowingPolicy, is_run_directory
 
 FOLDER = Path("grown")

@@ -56,16 +56,16 @@ class _Live:
 
     Args:
         console: where it is shown.
-        first, others: templates of the columns, around a bar if there is room for it.
+        first, last: templates of the columns, around a bar if there is room for it.
     """
 
-    def __init__(self, console: Console, first: str, *others: str):
+    def __init__(self, console: Console, first: str, *last: str):
         self.console = console
         bar = [BarColumn(), TaskProgressColumn()] if console.width >= 100 else []
         self.progress = Progress(
             first,
             *bar,
-            *others,
+            *last,
             TimeRemainingColumn(),
             console=console,
             transient=True,
