@@ -124,9 +124,9 @@ def _act(policy: str, arguments: list[str]) -> int:
     seeds, sanctum = flags.pop("seeds", 1), flags.pop("sanctum", False)
     if seeds > 1 and sanctum:
         raise UsageError("sanctum: shows one run; leave it out, and watch each with esper sanctum")
-    base = defaults_of("heuristic")
-    if policy not in CONTROLS:
-        flags["algorithm"], base = policy, None
+    base = defaults_of("heuristic") if policy in CONTROLS else None
+    if base is None:
+        flags["algorithm"] = policy
     if run is None:
         config = _new_config(flags, file, permission, base)
         if seeds > 1:
