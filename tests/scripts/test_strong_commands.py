@@ -82,12 +82,13 @@ def test_a_damaged_file_of_a_stopped_growth_is_one_line(
 
 
 def test_a_damaged_result_is_one_line(command: list[str], capsys) -> None:
-    assert grow(command) == 0
-    capsys.readouterr()
+    assert [grow(command), grow(command)] == [0, 0]
+    assert "was finished before; remove it to grow anew" in capsys.readouterr().out
     path = Path("out/result.json")
-    for copy in damaged_copies(path.read_bytes()):
+    for copy in [*damaged_copies(path.read_bytes()), b"{"]:
         path.write_bytes(copy)
-        assert f"{path} is damaged" in refusal(capsys, grow, *command)
+        error = refusal(capsys, grow, *command)
+        assert re.match(rf"esper: out: {path} is damaged \(.*\); remove .* to grow", error), error
 
 
 def test_the_second_writer_of_a_folder_is_refused(command: list[str], capsys) -> None:
