@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import esper as package
-from esper.leyline.config import TrainConfig, flatten, settings_file, unflatten
+from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.algorithm import owner_of
-from esper.leyline.config.reading import run_settings
+from esper.leyline.config.reading import run_settings, settings_file
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags

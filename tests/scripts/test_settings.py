@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from esper.leyline.config import TrainConfig, flatten, settings_file, unflatten
+from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.former import FORMER
+from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
 from processes import ROOT, ran_python

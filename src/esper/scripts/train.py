@@ -12,10 +12,10 @@ from esper.leyline.config import (
     canonical,
     check,
     defaults_of,
-    settings_file,
     unflatten,
 )
 from esper.leyline.config.algorithm import algorithms
+from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_memory

@@ -13,14 +13,7 @@ if TYPE_CHECKING:
         TrainConfig,
         WorldConfig,
     )
-    from esper.leyline.config.reading import (
-        canonical,
-        check,
-        defaults_of,
-        flatten,
-        settings_file,
-        unflatten,
-    )
+    from esper.leyline.config.reading import canonical, check, defaults_of, flatten, unflatten
     from esper.leyline.config.setting import shown
 
 __all__ = [
@@ -35,7 +28,6 @@ __all__ = [
     "check",
     "defaults_of",
     "flatten",
-    "settings_file",
     "shown",
     "unflatten",
 ]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import former
-from esper.leyline.config.algorithm import algorithms, own_fields, own_spellings, owner_of
+from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.setting import (
     Run,
@@ -15,7 +15,6 @@ from esper.leyline.config.setting import (
     check_ranges,
     settings_of,
     shown,
-    spellings,
     typed,
 )
 from esper.leyline.errors import UsageError, suggestion
@@ -23,7 +22,8 @@ from esper.leyline.errors import UsageError, suggestion
 
 def run_settings() -> dict[str, dataclasses.Field[Any]]:
     """All settings of runs by name: the common ones, then those of single algorithms."""
-    return {**settings_of(TrainConfig), **own_fields()}
+    kinds: list[type] = [TrainConfig, *(one.group for one in algorithms().values())]
+    return {name: f for kind in kinds for name, f in settings_of(kind).items()}
 
 
 def defaults_of(*kinds: Run) -> TrainConfig:
@@ -91,7 +91,8 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
     values_by_name: dict[str, Any] = {}
-    fields, names = run_settings(), spellings(TrainConfig) | own_spellings()
+    fields = run_settings()
+    names = {word: name for name, f in fields.items() for word in (name, *about(f).aliases)}
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
         if word not in names:
