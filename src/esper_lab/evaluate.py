@@ -22,7 +22,6 @@ from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
-from esper.scripts.progress_lines import ProgressLines
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
 from esper_lab.hosts import SPLITS, evaluation_hosts
@@ -42,6 +41,7 @@ from esper_lab.ladder_steps import (
     step_cells,
     steps,
 )
+from esper_lab.progress_lines import ProgressLines
 
 PROGRAM = "esper evaluate"
 

@@ -117,7 +117,7 @@ HOMONYMS = {
     "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
     "runtime/task.py": {"learning_rate"},
     "tolaria/results.py": {"loss"},
-    "scripts/console.py": {"entropy"},
+    "scripts/progress.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "own_models/": {"loss", "clip"},
     "scripts/check.py": {"loss"},

@@ -33,13 +33,12 @@ import esper
 import esper_lab
 from esper.karn.report import drawing
 from esper.leyline.config.offline import ImitationConfig
-from esper.leyline.config.setting import about, settings_of
-from esper.leyline.config.values import options_of
+from esper.leyline.config.setting import about, options_of, settings_of
 from esper.leyline.disk import replace_sealed, unsealed_json
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.gate import Permission
-from esper.scripts import check, completion, fetch, grow_model, grow_task, grown_files, runs
+from esper.scripts import check, completion, grow_model, grow_task, grown_files, runs, tasks
 from esper.scripts import main as commands
 from esper.scripts.entry import run_guarded
 from esper.simic.offline.offline_run import learn_offline
@@ -278,7 +277,7 @@ def all_commands() -> Iterator[tuple[str, type]]:
             module, kind = home.split(".")
             yield name, getattr(__import__(f"esper.scripts.{module}", fromlist=[kind]), kind)
     yield "tasks check", check.CheckArguments
-    yield "tasks fetch", fetch.FetchArguments
+    yield "tasks fetch", tasks.FetchArguments
     yield "runs prune", runs.PruneArguments
 
 
@@ -406,7 +405,7 @@ def cut_short() -> None:
     grow_task.grow_on_task = enough
     grow_model.write_files = enough
     ladder.play_controls = ladder.policy_rungs = enough
-    fetch._fetch = enough
+    tasks._fetch = enough
 
 
 def take_gate_away() -> None:

@@ -22,8 +22,7 @@ from fuzz_values import (
 )
 
 from esper.leyline.config import TrainConfig
-from esper.leyline.config.setting import about, settings_of
-from esper.leyline.config.values import options_of
+from esper.leyline.config.setting import about, options_of, settings_of
 
 ALIASES = {
     name: about(field).aliases

@@ -262,19 +262,6 @@ def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
     assert any(not torch.equal(value, states[1][name]) for name, value in kept.items())
 
 
-def test_a_damaged_result_and_another_onnx_file_are_one_line(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
-) -> None:
-    command = ["--model", mine, "--policy", "never", "--epochs", "1", "--out", str(tmp_path / "o")]
-    assert grow(command) == 0
-    capsys.readouterr()
-    assert grow(command) == 0
-    assert "was finished before; remove it to grow anew" in capsys.readouterr().out
-    (tmp_path / "o" / "result.json").write_text("{")
-    error = refusal(capsys, grow, *command)
-    assert re.match(r"esper: out: .*result.json is damaged \(.*\); remove .* to grow", error), error
-
-
 def test_a_recipe_of_the_file_is_used_and_flags_come_first(
     mine: str, tmp_path: Path, capsys, monkeypatch
 ) -> None:

@@ -121,10 +121,7 @@ def test_only_the_named_tasks_and_suites_are_shown(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("digits_wid", "did you mean 'digits_wide'"),
         ("held-out", "did you mean 'held_out'"),
-        ("digits digits", "twice"),
-        ("--plugin nowhere.py", "plugin: cannot read 'nowhere.py'"),
         ("--plugin a.py --plugin b.py", "plugin: .*contradict"),
         ("--describe digit", "did you mean 'digits'"),
         ("digits --describe digits", "describe: digits comes before --describe"),

@@ -29,8 +29,7 @@ from esper.karn.views import (
 )
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS
-from esper.leyline.events.part_writer import write_lines
-from esper.leyline.events.parts import DamagedPart, check_part, parts_of
+from esper.leyline.events.parts import DamagedPart, check_part, parts_of, write_lines
 from esper.leyline.notices import notice
 from esper.leyline.records import (
     Layout,

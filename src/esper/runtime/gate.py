@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.leyline.config.values import shown
+from esper.leyline.config.setting import shown
 from esper.leyline.errors import UsageError
 from esper.runtime.paths import absolute_path
 

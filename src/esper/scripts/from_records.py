@@ -37,9 +37,9 @@ def learn_from_records(algorithm: Algorithm, command: type, arguments: list[str]
     from rich.console import Console
 
     from esper.runtime import plugins
-    from esper.scripts.after_training import report_ended
-    from esper.scripts.epoch_progress import EpochProgress, print_epochs
     from esper.scripts.output import outlive_output
+    from esper.scripts.progress import EpochProgress, print_epochs
+    from esper.scripts.report import report_ended
     from esper.simic.offline.offline_run import learn_offline, resumed_config
 
     kind = algorithm.settings

@@ -11,7 +11,7 @@ from esper.leyline.notices import notice
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
-from esper.scripts.grow_arguments import GrowArguments, check_writable
+from esper.scripts.grow import GrowArguments, check_writable
 from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file, grow_on_task
 from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 

@@ -27,8 +27,8 @@ from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_jso
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.runtime.gate import Permission
-from esper.scripts.after_training import report_runs
 from esper.scripts.output import outlive_output
+from esper.scripts.report import report_runs
 from esper.scripts.watched import resume, train
 from esper.simic.run.checkpoint import latest_identity
 from esper.simic.run.identity import lasting_settings

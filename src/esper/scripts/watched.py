@@ -9,10 +9,10 @@ from rich.console import Console
 from esper.leyline.config import TrainConfig
 from esper.leyline.extras import require
 from esper.runtime.gate import Permission
-from esper.scripts.after_training import report_ended
-from esper.scripts.console import LiveProgress, print_summary
 from esper.scripts.output import outlive_output
-from esper.scripts.sanctum_observer import SanctumObserver
+from esper.scripts.progress import LiveProgress, print_summary
+from esper.scripts.report import report_ended
+from esper.scripts.sanctum import SanctumObserver
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 

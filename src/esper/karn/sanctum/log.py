@@ -24,8 +24,9 @@ from esper.leyline.events import (
     SeedSignalsMeasured,
     StepEvent,
     event_type,
+    try_decode,
 )
-from esper.leyline.events.reader import CHUNK, EventReader, try_decode
+from esper.leyline.events.reader import CHUNK, EventReader
 
 E = TypeVar("E", bound=Event)
 

@@ -15,8 +15,7 @@ from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.algorithm import algorithm_with
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
-from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
-from esper.leyline.config.values import typed
+from esper.leyline.config.setting import about, check_name, check_ranges, settings_of, typed
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks

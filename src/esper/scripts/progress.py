@@ -8,13 +8,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 from rich.table import Table
 
 from esper.karn.final_figures import FIGURES, last_tenth
@@ -22,6 +16,10 @@ from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.leyline.config import TrainConfig
 from esper.leyline.metrics import Metric
 from esper.simic.gym.collect import GymStep
+from esper.simic.offline.offline_run import OfflineSummary
+from esper.simic.offline.offline_session import EpochSummary
+from esper.simic.offline.recorded_data import RecordedData
+from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.session import AnySummary
 from esper.simic.training.trainee import AnyStep
@@ -42,29 +40,32 @@ _GYM_ROWS = (
     ("episodes per round", "episodes", ".1f"),
     _SPEED,
 )
+_EPOCH_ROWS = (
+    ("policy loss", Metric.POLICY_LOSS),
+    ("on held-out episodes", Metric.HELD_OUT_POLICY_LOSS),
+    ("-log likelihood, nats", Metric.NEGATIVE_LOG_LIKELIHOOD),
+    ("on held-out episodes", Metric.HELD_OUT_NEGATIVE_LOG_LIKELIHOOD),
+    ("value loss", Metric.VALUE_LOSS),
+    ("on held-out episodes", Metric.HELD_OUT_VALUE_LOSS),
+    ("entropy, nats", Metric.ENTROPY),
+)
 
 
-class LiveProgress:
-    """Observes a run (``simic.training.observer.Observer``) and shows its progress.
+class _Live:
+    """A line that is redrawn on a terminal; elsewhere, lines of text.
 
-    On a terminal, one line is redrawn; elsewhere, each round prints one line of text.
+    Args:
+        console: where it is shown.
+        first, last: templates of the columns, around a bar if there is room for it.
     """
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, first: str, *last: str):
         self.console = console
-        self.fields: dict[str, Any] = dict.fromkeys(
-            ("result", "speed", "entropy", "rate"), NOTHING_YET
-        )
-        self.recent: deque[float] = deque(maxlen=RECENT)
-        # A narrow terminal has no room for both the numbers and the bar.
         bar = [BarColumn(), TaskProgressColumn()] if console.width >= 100 else []
         self.progress = Progress(
-            TextColumn("round {task.fields[round]}"),
+            first,
             *bar,
-            TextColumn("{task.fields[speed]} steps/s"),
-            TextColumn("{task.fields[result]}"),
-            TextColumn("entropy {task.fields[entropy]}"),
-            TextColumn("lr {task.fields[rate]}"),
+            *last,
             TimeRemainingColumn(),
             console=console,
             transient=True,
@@ -77,6 +78,29 @@ class LiveProgress:
 
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
+
+    def print(self, line: str) -> None:
+        """Print a line of text if there is no terminal."""
+        if not self.console.is_terminal:
+            self.console.print(line, highlight=False, soft_wrap=True)
+
+
+class LiveProgress(_Live):
+    """Observes a run (``simic.training.observer.Observer``) and shows its progress by round."""
+
+    def __init__(self, console: Console):
+        super().__init__(
+            console,
+            "round {task.fields[round]}",
+            "{task.fields[speed]} steps/s",
+            "{task.fields[result]}",
+            "entropy {task.fields[entropy]}",
+            "lr {task.fields[rate]}",
+        )
+        self.fields: dict[str, Any] = dict.fromkeys(
+            ("result", "speed", "entropy", "rate"), NOTHING_YET
+        )
+        self.recent: deque[float] = deque(maxlen=RECENT)
 
     def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
         """See ``Observer``."""
@@ -111,14 +135,11 @@ class LiveProgress:
             self.fields["entropy"] = f"{summary.metrics[Metric.ENTROPY]:.3f}"
             self.fields["rate"] = f"{summary.metrics[Metric.LEARNING_RATE]:g}"
         self.progress.update(self.bar, round=self._round(), **self.fields)
-        if not self.console.is_terminal:
-            self.console.print(
-                f"round {summary.round}/{self.rounds}  {_outcome(summary)}  "
-                f"entropy {self.fields['entropy']}  lr {self.fields['rate']}  "
-                f"{summary.steps_per_second:.0f} steps/s",
-                highlight=False,
-                soft_wrap=True,
-            )
+        self.print(
+            f"round {summary.round}/{self.rounds}  {_outcome(summary)}  "
+            f"entropy {self.fields['entropy']}  lr {self.fields['rate']}  "
+            f"{summary.steps_per_second:.0f} steps/s"
+        )
 
     def _round(self) -> str:
         return f"{min(self.done + 1, self.rounds)}/{self.rounds}"
@@ -175,3 +196,54 @@ def _mean(rounds: list[AnySummary], attribute: str) -> float:
     values = [float(getattr(r, attribute)) for r in rounds]
     finite = [value for value in values if not math.isnan(value)]
     return fmean(finite) if finite else math.nan
+
+
+class EpochProgress(_Live):
+    """Observes learning (``simic.offline.offline_session.OfflineObserver``), epoch by epoch."""
+
+    def __init__(self, console: Console):
+        super().__init__(console, "{task.fields[line]}")
+
+    def started(self, directory: RunDirectory, data: RecordedData, done: int, total: int) -> None:
+        """See ``OfflineObserver``."""
+        self.total = total
+        self.console.out(
+            f"run directory: {directory.path}\n"
+            f"{data.episodes.count} recorded episodes, {len(data.held_out)} of them held out",
+            highlight=False,
+        )
+        line = f"epoch {done + 1}/{total}"
+        self.bar = self.progress.add_task("", total=total - done, line=line)
+
+    def epoch_done(self, summary: EpochSummary) -> None:
+        """See ``OfflineObserver``."""
+        line = (
+            f"epoch {summary.epoch}/{self.total}  "
+            f"policy loss {_text(summary, Metric.POLICY_LOSS)}  "
+            f"held out {_text(summary, Metric.HELD_OUT_POLICY_LOSS)}  "
+            f"value loss {_text(summary, Metric.VALUE_LOSS)}  "
+            f"entropy {_text(summary, Metric.ENTROPY)}  {summary.steps_per_second:.0f} steps/s"
+        )
+        self.progress.update(self.bar, advance=1, line=line)
+        self.print(line)
+
+
+def _text(summary: EpochSummary, name: str) -> str:
+    value = summary.metrics.get(name)
+    return NOTHING_YET if value is None else f"{value:.3f}"
+
+
+def print_epochs(console: Console, summary: OfflineSummary) -> None:
+    """Print the table at the end of a run: its first epoch, its last and the one that is kept."""
+    if summary.epochs:
+        best_epochs = [epoch for epoch in summary.epochs if epoch.epoch == summary.best]
+        table = Table(title=f"{summary.status} after {summary.wall_seconds:.0f} s")
+        table.add_column("mean of a step")
+        columns = [("first", summary.epochs[0]), ("last", summary.epochs[-1])]
+        columns += [("kept", epoch) for epoch in best_epochs]
+        for name, epoch in columns:
+            table.add_column(f"{name}: epoch {epoch.epoch}", justify="right")
+        for label, metric in _EPOCH_ROWS:
+            table.add_row(label, *(_text(epoch, metric) for _, epoch in columns))
+        console.print(table)
+    console.out(f"run directory: {summary.path}", highlight=False)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper.leyline.config import unflatten
-from esper.scripts.console import LiveProgress, print_summary
+from esper.scripts.progress import LiveProgress, print_summary
 from esper.simic.training.vectorized import run_training
 
 SETTINGS = {"envs": 4, "group_size": 2, "episode_length": 4, "max_batches": 1, "batch_size": 8}
