@@ -32,9 +32,9 @@ types: $(READY)
 	$(BIN)/mypy
 
 # The fastest tests of every package: the rest of a package comes with `make test`.
-QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_tasks.py runtime/test_loaders.py runtime/test_plugins.py \
+QUICK := test_layers.py test_release.py test_docstrings.py leyline runtime/test_tasks.py runtime/test_data.py runtime/test_plugins.py \
   kasmina/test_rng.py kasmina/test_stack_layout.py kasmina/test_hosts.py kasmina/test_lifecycle.py \
-  tolaria/test_optim.py tolaria/test_health.py tolaria/test_bank.py tolaria/test_minibatches.py \
+  tolaria/test_optim.py tolaria/test_signals.py tolaria/test_bank.py tolaria/test_minibatches.py \
   tolaria/test_measure_oracle.py tamiyo/policy/test_features.py tamiyo/policy/test_factored_lstm.py \
   simic/test_advantage.py simic/test_loss.py simic/test_optimizer.py simic/test_rollout.py \
   simic/graphs/test_capture.py simic/impala/test_vtrace.py simic/distributed/test_wire.py simic/growth/test_host_families.py simic/gym/test_gym_acting.py simic/run/test_checkpoint.py simic/records/test_damaged_records.py \

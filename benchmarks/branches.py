@@ -13,8 +13,8 @@ from torch import Tensor
 
 from esper.leyline.actions import ALPHA_SPEED_STEPS, CANONICAL_CHOICE, HEADS, Op, Style
 from esper.leyline.config import defaults_of, unflatten
-from esper.runtime import registry
 from esper.runtime.task import Task
+from esper.runtime.tasks import SUITES
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import RunSummary, run_training
 from esper.tamiyo.baselines import blueprint_of
@@ -195,7 +195,7 @@ def record_branches(
         threads: CPU threads.
     """
     family, members = branching.family, len(branching.branches)
-    registry.SUITES[BATCH] = tuple(f"{family}:{n}" for n in range(first, first + hosts))
+    SUITES[BATCH] = tuple(f"{family}:{n}" for n in range(first, first + hosts))
     settings = {
         "task": [BATCH],
         "envs": hosts * members,

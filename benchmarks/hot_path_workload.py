@@ -95,7 +95,7 @@ class Workload:
         threads: CPU threads.
         lstm_hidden, ppo_epochs: settings of the policy.
         seeds: number of slots per environment in which a seed lives.
-        compile_mode: compilation of the policy's update, see ``simic.compiled``.
+        compile_mode: compilation of the policy's update, see ``simic.loss``.
         first: identity of the first environment.
         synchronised: whether the loop waits for a CUDA device before it reads a clock.
     """
@@ -236,9 +236,7 @@ class Loop:
             self.environment.backends[key] = instead(workload.found.host)
         self.backend_name = type(self.environment.backends[key]).__name__
         learner = LearnerConfig(lstm_hidden=workload.lstm_hidden, ppo_epochs=workload.ppo_epochs)
-        self.agent = growth_agent(
-            learner, SEED, device, None, workload.compile_mode, workload.threads
-        )
+        self.agent = growth_agent(learner, SEED, device, None, workload.compile_mode)
         self.folder = tempfile.TemporaryDirectory()
         sink = JsonLines(Path(self.folder.name))
         self.hub = Hub([] if workload.telemetry == "off" else [sink], workload.telemetry)

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.runtime.data import DrawnSplit, mislabelled
-from esper.runtime.registry import FAMILIES, Family, add_family
+from esper.runtime.data import DrawnSplit
 from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
+from esper.runtime.tasks import FAMILIES, Family, add_family
+from esper_lab.data import mislabelled, mnist1d
 from esper_lab.families import ONE_SEED_STEPS, adaptation, one_seed
-from esper_lab.mnist1d import mnist1d
 
 SEEDS = "conv_small", "conv_light", "bottleneck", "conv_heavy"
 IMAGE, SAMPLES = (8, 8, 1), (40, 1, 1)

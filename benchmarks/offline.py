@@ -45,7 +45,7 @@ def speed_parts(rows: list[dict[str, Any]], where: str, batch_size: int) -> list
         "## Speed of the trainer",
         f"{where}. Cloning, batches of {batch_size} episodes of 40 steps, loading and transfer "
         "included; medians of alternating steps, without the first two, in which compilation "
-        "falls. On a CPU the eager step in full precision is computed by the native library.",
+        "falls.",
         table(heads, lines),
     ]
 

@@ -30,8 +30,7 @@ def variants(device: torch.device) -> dict[str, Variant]:
     }
     if device.type == CUDA:
         return found | {"eager, without TF32": off | {"tf32": False}}
-    # On a CPU the native library computes the eager step in full precision.
-    return {"eager": off, "eager, torch alone": off | {"native": False}} | found
+    return found
 
 
 def trainer_rows(
@@ -74,11 +73,9 @@ def _step(
     device: torch.device,
 ) -> Callable[[], object]:
     """Return a call that loads the batch and learns from it once, and waits for the device."""
-    settings = {name: value for name, value in variant.items() if name != "native"}
-    own = replace(config, **settings)
+    own = replace(config, **variant)
     threads = torch.get_num_threads()
     trainer: Trainer = build_trainer(own, data, device, threads)
-    trainer.policy.native = variant.get("native", True)
     loader = EpisodeLoader(data.episodes, data.returns, device)
 
     def call() -> None:

@@ -34,10 +34,9 @@ from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import FRESH_HOSTS
-from esper_lab.kept_stages import Stages
 from esper_lab.ladder import policy_rungs
 from esper_lab.plans import library
-from esper_lab.play import Population
+from esper_lab.play import Population, Stages
 
 RECORDED, CHUNK = 2688, 64
 """Draws whose branches are recorded, and how many of them in a run."""

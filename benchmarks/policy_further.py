@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reporting import kept
 from torch import Tensor
 
-from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.task import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES, Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
@@ -21,23 +21,22 @@ from esper.tamiyo.baselines import Actor, blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.try_and_keep import TryAndKeepActor, trial_of
 from esper.tamiyo.try_in_turn import TryInTurnActor, turns_of
-from esper_lab.controls import ORDERS, training_outcomes
+from esper_lab.controls import ORDERS, TurnPlan, training_outcomes
 from esper_lab.evaluation import CLAIRVOYANT
 from esper_lab.hosts import FRESH_HOSTS, evaluation_hosts, tasks_in_turn
-from esper_lab.kept_stages import Stages
 from esper_lab.plans import NEVER, Plan, library, schedule
 from esper_lab.play import (
     Hosts,
     Outcome,
     Population,
     Rules,
+    Stages,
     play,
     play_plans,
     tasks_of_groups,
 )
 from esper_lab.rules import RULES
 from esper_lab.shipped_controls import ShippedControls, shipped_controls
-from esper_lab.trials import TurnPlan
 
 FURTHER = range(HELD_OUT_DRAWS + 2000, HELD_OUT_DRAWS + 2256)
 """Draws beyond those of the ladder. 256 others, on which an earlier policy was scored, serve

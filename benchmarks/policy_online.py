@@ -29,7 +29,7 @@ from reporting import RESULTS, kept, made_on, new_parser, publish, table
 
 from esper.leyline.config import defaults_of, unflatten
 from esper.leyline.metrics import Metric
-from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.task import HELD_OUT_DRAWS
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import run_training

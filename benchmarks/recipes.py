@@ -39,9 +39,7 @@ from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.precision import Precision
-from esper_lab.baselines import GROWN
-from esper_lab.recipes import TABLE, Recipe, TunedRecipes
-from esper_lab.widening import widen
+from esper_lab.baselines import GROWN, TABLE, Recipe, TunedRecipes, widen
 
 Floats = NDArray[np.float64]
 

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from reporting import made_on, new_parser, publish, table
 
-from esper.leyline.events.part_writer import PART_BYTES
+from esper.leyline.events.parts import PART_BYTES
 from esper.nissa.sinks import rotate
 
 SECONDS = 10.0

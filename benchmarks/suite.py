@@ -37,10 +37,9 @@ from esper.simic.tools.grow import GrowingPolicy
 from esper_lab.controls import ORDERS
 from esper_lab.evaluation import CLAIRVOYANT, Evaluation, Rung
 from esper_lab.hosts import held_out_of
-from esper_lab.kept_stages import Stages
 from esper_lab.ladder import join_rungs, policy_rungs
 from esper_lab.ladder_steps import points_text, steps
-from esper_lab.play import Hosts
+from esper_lab.play import Hosts, Stages
 
 WAYS = "greedy", "sampled"
 

@@ -23,7 +23,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
-from esper_lab.diagnosis import PolicyResult, run_policy
+from esper_lab.describe import PolicyResult, run_policy
 from esper_lab.ladder_steps import points_text
 
 HOSTS = 1

@@ -1,7 +1,7 @@
 """What shifts in a draw of ``adaptation`` or ``one_seed``: the kinds by which results are split."""
 
 from esper.runtime.task import Task
-from esper_lab.shifts import IMAGE_KINDS, LABEL_KINDS
+from esper_lab.data import IMAGE_KINDS, LABEL_KINDS
 
 SEVERAL = "two levels"
 KINDS = (

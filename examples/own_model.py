@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from esper.kasmina import ModuleHost, Slot
-from esper.runtime.loaders import read_dataset
+from esper.runtime.data import read_dataset
 from esper.runtime.tasks import Task, task
 
 

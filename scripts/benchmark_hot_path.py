@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.leyline.config.groups import MachineConfig
-from esper.runtime.registry import find_all
-from esper.simic.compiled import resolve_mode
+from esper.runtime.tasks import find_all
+from esper.simic.loss import resolve_mode
 from esper.simic.training.setup import arithmetic
 from esper.tolaria.precision import resolve_precision
 

@@ -28,8 +28,8 @@ from esper.karn.queries import Store
 from esper.leyline.errors import UsageError
 from esper.leyline.events import POINTS
 from esper.runtime.tasks import find
-from esper.simic.growth.rewards import utility
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo.policy.features import utility
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "growth.svg"
 SETTINGS: dict[str, Any] = {"task": "digits_shift"}

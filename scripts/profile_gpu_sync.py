@@ -38,7 +38,7 @@ DOCUMENTED = {
     "tamiyo/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_run_epoch": "whether any host was rolled back; once a step",
     "simic/growth/shard.py:_restore": "rows that were rolled back; only then",
-    "tolaria/minibatches.py:__iter__": "streamed images: which of them an epoch draws",
+    "tolaria/backends/__init__.py:__iter__": "streamed images: which of them an epoch draws",
     "simic/update_metrics.py:summarise": "the one transfer of an update: what happened in it",
     "simic/training/recorder.py:finish": "the outcome of a round, once",
 }

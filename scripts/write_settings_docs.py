@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.algorithm import AlgorithmConfig, algorithms
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
-from esper.leyline.config.setting import Range, about, meanings
-from esper.leyline.config.values import options_of
+from esper.leyline.config.setting import Range, about, meanings, options_of
 from esper.own_models.options import GrowOptions
 
 TARGET = Path(__file__).parents[1] / "docs" / "settings-reference.md"

@@ -13,8 +13,8 @@ from scipy import stats
 
 from esper.runtime.tasks import find
 from esper.tamiyo.baselines import NeverActor
+from esper_lab.baselines import Recipe, TunedRecipes, read_tuned
 from esper_lab.play import Population, play
-from esper_lab.recipes import Recipe, TunedRecipes, read_tuned
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"

@@ -20,7 +20,7 @@ from esper.leyline.config.offline import OfflineConfig
 from esper.leyline.events import AnalyticsSnapshot, PPOUpdateCompleted
 from esper.runtime import data
 from esper.runtime.tasks import Task, find
-from esper.simic.graphs.captured_agent import CapturedAgent
+from esper.simic.graphs import CapturedAgent
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv

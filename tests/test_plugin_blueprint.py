@@ -14,6 +14,7 @@ from esper.kasmina.blueprints import of_family
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
+from esper.runtime.gate import Permission
 from esper.scripts.grow import grow
 from esper.simic.training.vectorized import train_ppo_vectorized
 from own_modules import ResidualNet, images, loader
@@ -88,7 +89,7 @@ def test_it_is_trained_on(plugin: str, tmp_path: Path) -> None:
 def test_it_grows_a_module_and_is_loaded_again_with_esper_and_without(
     plugin: str, tmp_path: Path
 ) -> None:
-    plugins.load(plugin)
+    plugins.load(plugin, Permission((plugin,)))
     torch.manual_seed(0)
     model = ResidualNet(dropout=0.0)
     result = esper.grow(
@@ -140,5 +141,5 @@ def test_the_command_grows_a_model_with_it(plugin: str, tmp_path: Path, capsys) 
 
 def test_a_module_offers_what_the_registry_holds(plugin: str) -> None:
     before = of_family("conv")
-    plugins.load(plugin)
+    plugins.load(plugin, Permission((plugin,)))
     assert of_family("conv") == (*before, BLUEPRINTS.index(NAME))

@@ -13,6 +13,7 @@ import torch
 from esper.karn.store import read_events
 from esper.leyline.config import unflatten
 from esper.leyline.events import AnalyticsSnapshot, EpochCompleted, PPOUpdateCompleted
+from esper.runtime.gate import Permission
 from esper.simic.growth.environment import _thread_pool
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 from small_runs import SMALL
@@ -28,7 +29,7 @@ IN_A_STEP = {
     "tamiyo/step_functions.py:act": "which seeds live where decides what is launched",
     "simic/growth/shard.py:_run_epoch": "whether any host was rolled back",
     "simic/growth/shard.py:_restore": "data of the hosts that were rolled back; only then",
-    "tolaria/minibatches.py:__iter__": "streamed images: which of them the epoch draws",
+    "tolaria/backends/__init__.py:__iter__": "streamed images: which of them the epoch draws",
 }
 """Places that wait in every step, and why."""
 
@@ -63,7 +64,9 @@ def trained(tmp_path: Path, machine: Machine, **settings: Any) -> tuple[RunSumma
     _thread_pool.cache_clear()  # threads of an earlier test are not those of this machine
     steps = Steps(machine)
     config = unflatten(RUN | {"telemetry_dir": str(tmp_path)} | settings)
-    summary = run_training(config, config.method.algorithm, observer=steps)
+    permission = Permission(config.world.plugin)
+    algorithm = config.method.algorithm
+    summary = run_training(config, algorithm, observer=steps, permission=permission)
     assert (summary.status, summary.exit_code) == ("finished", 0)
     return summary, steps
 

@@ -14,10 +14,10 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
 from esper.tamiyo.policy.features import HOST_FEATURES, Observation
+from esper_lab.data import Shift, shifted_digits
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.plans import Plan, PlannedSeed, schedule
 from esper_lab.play import Population, tasks_of_groups
-from esper_lab.shifts import Shift, shifted_digits
 from small_runs import SMALL
 
 CLEAN = Pretraining(digits, steps=60, learning_rate=5e-2, hosts=2)

@@ -108,31 +108,19 @@ def _parsable(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name != "copy"}
 
 
-def _cpu(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
-    return _moved(machine, args[0], CPU, False)
+def _is_on(machine: Machine, args: Any, kind: str) -> bool:
+    return machine.where(args[0]).type == kind
+
+
+def _get_device(machine: Machine, function: Any, args: Any, kwargs: Any) -> int:
+    device = machine.where(args[0])
+    return -1 if device.type == "cpu" else device.index
 
 
 def _cuda(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
     x, *rest = args
     where = rest[0] if rest else kwargs.get("device")
     return _moved(machine, x, machine.device_of(where), kwargs.get("non_blocking", False))
-
-
-def _device(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
-    return machine.where(args[0])
-
-
-def _is_cuda(machine: Machine, function: Any, args: Any, kwargs: Any) -> bool:
-    return machine.where(args[0]).type == "cuda"
-
-
-def _is_cpu(machine: Machine, function: Any, args: Any, kwargs: Any) -> bool:
-    return machine.where(args[0]).type == "cpu"
-
-
-def _get_device(machine: Machine, function: Any, args: Any, kwargs: Any) -> int:
-    device = machine.where(args[0])
-    return -1 if device.type == "cpu" else device.index
 
 
 def _tolist(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
@@ -160,10 +148,6 @@ def _pin_memory(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _is_pinned(machine: Machine, function: Any, args: Any, kwargs: Any) -> bool:
-    return getattr(args[0].untyped_storage(), "pinned", False)
-
-
 def _set_item(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
     x, index, value = args
     device = machine.where(x)
@@ -174,26 +158,22 @@ def _set_item(machine: Machine, function: Any, args: Any, kwargs: Any) -> Any:
     return function(x, index, value)
 
 
-def _nothing(machine: Machine, function: Any, args: Any, kwargs: Any) -> None:
-    return None
-
-
 FROM_HOST = {torch.tensor, torch.as_tensor, torch.scalar_tensor, Tensor.new_tensor}
 """Factories that copy numbers of the host."""
 
 HANDLERS = {
     Tensor.to: _to,
-    Tensor.cpu: _cpu,
+    Tensor.cpu: lambda machine, _, args, __: _moved(machine, args[0], CPU, False),
     Tensor.cuda: _cuda,
-    Tensor.device.__get__: _device,  # type: ignore[attr-defined]
-    Tensor.is_cuda.__get__: _is_cuda,  # type: ignore[attr-defined]
-    Tensor.is_cpu.__get__: _is_cpu,  # type: ignore[attr-defined]
+    Tensor.device.__get__: lambda machine, _, args, __: machine.where(args[0]),  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__: lambda machine, _, args, __: _is_on(machine, args, "cuda"),  # type: ignore[attr-defined]
+    Tensor.is_cpu.__get__: lambda machine, _, args, __: _is_on(machine, args, "cpu"),  # type: ignore[attr-defined]
     Tensor.get_device: _get_device,
     Tensor.tolist: _tolist,
     Tensor.numpy: _numpy,
     Tensor.__array__: _numpy,
     Tensor.pin_memory: _pin_memory,
-    Tensor.is_pinned: _is_pinned,
+    Tensor.is_pinned: lambda _, __, args, ___: getattr(args[0].untyped_storage(), "pinned", False),
     Tensor.__setitem__: _set_item,
-    Tensor.record_stream: _nothing,
+    Tensor.record_stream: lambda *_: None,
 }

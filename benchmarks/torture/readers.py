@@ -8,8 +8,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from esper.karn.queries import Store
-from esper.karn.record_views import RECORD_VIEWS
+from esper.karn.queries import RECORD_VIEWS, Store
 from esper.karn.report.gather import RunData
 from esper.karn.runs import find_runs, inspect
 from esper.karn.sanctum.log import EventLog

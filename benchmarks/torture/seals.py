@@ -12,12 +12,12 @@ from unittest.mock import patch
 import numpy as np
 
 from esper.leyline.errors import UsageError
+from esper.runtime.gate import NOTHING
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.several_seeds import SETTINGS, train_seeds
-from esper_lab.kept_stages import load_or_make
-from esper_lab.play import Outcome
+from esper_lab.play import Outcome, load_or_make
 from torture.common import TINY, Part, quiet, timed
 
 FLIPS, CUTS = 1000, 200
@@ -129,7 +129,7 @@ def _seeds() -> tuple[list[Path], Command]:
     config = unflatten({**TINY, "rounds": 1, "telemetry_dir": "seeds", "name": "pair"})
 
     def train(_: list[str]) -> int:
-        return train_seeds("ppo", config, 2, {}, [])
+        return train_seeds("ppo", config, 2, {}, [], NOTHING)
 
     with quiet():
         run_guarded(train, [])

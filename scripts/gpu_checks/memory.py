@@ -7,7 +7,7 @@ import torch
 from hot_path_workload import Loop
 
 from esper.runtime.tasks import find
-from esper.tolaria.device_memory import row_memory
+from esper.tolaria.memory import row_memory
 from gpu_checks.place import TF32, Place, Row, attempted, computing
 from gpu_checks.section import Found, rows_table
 

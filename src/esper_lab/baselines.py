@@ -9,13 +9,20 @@ decay that were drawn, and the ladder tunes a factor of the rate on training hos
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
+from esper.kasmina.hosts.cnn import CnnHost
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.tasks import FAMILIES, Task
-from esper.simic.growth.rewards import utility
 from esper.tamiyo.baselines import NeverActor
+from esper.tamiyo.policy.features import utility
 from esper_lab.evaluation import (
     AUTO_RGN,
     FULL_TUNING,
@@ -24,8 +31,63 @@ from esper_lab.evaluation import (
     TUNED_TWIN,
 )
 from esper_lab.play import Floats, Outcome, Population, play
-from esper_lab.recipes import read_tuned
-from esper_lab.widening import widen
+
+TABLE = Path(__file__).with_name("recipes.json")
+"""The table of ``benchmarks/recipes.py``, shipped with the package."""
+
+
+class Recipe(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a network is trained; the attributes are those of ``Task``."""
+
+    learning_rate: float
+    decay: str = "constant"
+    max_gradient_norm: float = 1.0
+    weight_decay: float = 0.0
+
+    def __str__(self) -> str:
+        parts = [f"{self.learning_rate:g} {self.decay}"]
+        if self.max_gradient_norm != 1.0:
+            parts.append(f"clip {self.max_gradient_norm:g}")
+        if self.weight_decay:
+            parts.append(f"weight decay {self.weight_decay:g}")
+        return ", ".join(parts)
+
+    @classmethod
+    def of(cls, task: Task) -> "Recipe":
+        """The recipe with which ``task`` trains its host."""
+        return cls(**{name: getattr(task, name) for name in cls.__struct_fields__})
+
+    def on(self, task: Task) -> Task:
+        """``task`` trained by this recipe."""
+        return replace(task, **msgspec.structs.asdict(self))
+
+
+class TunedRecipes(msgspec.Struct, frozen=True):
+    """The tuned recipes of a task.
+
+    Attributes:
+        host: best for its host, which never grows.
+        static: best for the static network.
+        shared: loses least against both; the recipe of the task.
+        static_parameters: size of the static network.
+    """
+
+    host: Recipe
+    static: Recipe
+    shared: Recipe
+    static_parameters: int
+
+
+@cache
+def read_tuned(table: Path = TABLE) -> dict[str, TunedRecipes]:
+    """The tuned recipes by name of the task; tasks that were not tuned are absent.
+
+    Raises:
+        OSError: there is no such file.
+        msgspec.ValidationError: the file does not have the format of the benchmark.
+    """
+    return msgspec.json.decode(table.read_bytes(), type=dict[str, TunedRecipes])
+
 
 Baseline = Callable[[Task], Task | None]
 """The task that a baseline trains in place of another; None if it does not apply."""
@@ -177,3 +239,41 @@ def _after_price(outcome: Outcome, population: Population, parameters: Tensor) -
         validation_utility=utilities(outcome.validation_score),
         added=parameters.numpy(),
     )
+
+
+_STEP = 1 / 64
+"""Difference between two factors by which widths are multiplied, relative to the first."""
+
+
+def widen(host: Host, parameters: int) -> Host | None:
+    """``host`` with all widths multiplied by one factor, nearest in size to a number of parameters.
+
+    Depth, kernels, pools, slots and attention heads stay as they are. Of two sizes equally near,
+    the smaller one is taken.
+
+    Args:
+        host: any host.
+        parameters: wanted number of parameters; the result has at least one channel per block.
+
+    Returns:
+        The wider or narrower host; None for a host of the user's own kind, whose width is unknown.
+    """
+    if not isinstance(host, CnnHost | MlpHost | TransformerHost):
+        return None
+    nearest, factor = _scale(host, 0.0), 0.0
+    while True:
+        factor += _STEP
+        candidate = _scale(host, factor)
+        if abs(candidate.parameter_count - parameters) < abs(nearest.parameter_count - parameters):
+            nearest = candidate
+        if candidate.parameter_count >= parameters:
+            return nearest
+
+
+def _scale(host: CnnHost | MlpHost | TransformerHost, factor: float) -> Host:
+    if isinstance(host, CnnHost):
+        return replace(host, channels=tuple(max(1, round(factor * c)) for c in host.channels))
+    if isinstance(host, MlpHost):
+        return replace(host, widths=tuple(max(1, round(factor * w)) for w in host.widths))
+    unit = max(1, host.heads)
+    return replace(host, width=unit * max(1, round(factor * host.width / unit)))

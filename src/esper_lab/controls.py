@@ -2,12 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from esper.simic.growth.environment import GrowthEnv
+from esper.tamiyo.baselines import Actor, blueprint_of
+from esper.tamiyo.try_and_keep import RuleSettings, Trial, TryAndKeepActor
+from esper.tamiyo.try_in_turn import ORDERS as SLOT_ORDERS
+from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper_lab import rules
 from esper_lab.baselines import (
     BASELINES,
@@ -26,11 +33,111 @@ from esper_lab.evaluation import (
     Rung,
     best_rung,
 )
-from esper_lab.kept_stages import OnBatch, Stages, digest, hosts_of
-from esper_lab.plans import Plan
-from esper_lab.play import Hosts, Outcome, Population, Rules, play, play_plans
+from esper_lab.plans import SIZES, Plan
+from esper_lab.play import (
+    Hosts,
+    OnBatch,
+    Outcome,
+    Population,
+    Rules,
+    Stages,
+    digest,
+    hosts_of,
+    play,
+    play_plans,
+    tasks_of_groups,
+)
 from esper_lab.rules import RULES, TrainingOutcomes
-from esper_lab.trials import trial_actor, variants_of
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """A variant of try-and-keep.
+
+    Attributes:
+        size: size of the seeds, see ``plans.PlannedSeed``.
+        start: part of the episode after which it plants.
+        keep: most seeds that it keeps.
+        decision: part of the episode after which it prunes and fossilises, one slot a step; it
+            begins in time for all slots, see ``RuleSettings``.
+    """
+
+    size: float
+    start: float
+    keep: int
+    decision: float
+
+    def decision_step(self, length: int, slots: int) -> int:
+        """The first step of the decision in an episode of ``length`` steps."""
+        return RuleSettings(decision=self.decision).decision_step(length, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """A variant of try-and-keep where one seed may live: slots are tried in turn.
+
+    Attributes:
+        size, start, patience, order: see ``try_in_turn.turns_of``.
+    """
+
+    size: float
+    start: float
+    patience: float
+    order: str
+
+
+TRIALS = tuple(TrialPlan(*values) for values in product(SIZES, (0.0, 0.25), (1, 99), (0.5, 1.0)))
+TURNS = tuple(
+    TurnPlan(*values) for values in product(SIZES[:2], (0.0, 0.25), (0.3, 0.45), SLOT_ORDERS)
+)
+
+
+def variants_of(population: Population) -> tuple[TrialPlan, ...] | tuple[TurnPlan, ...]:
+    """The variants for hosts of one horizon: ``TURNS`` where one seed may live."""
+    return TURNS if population.tasks[0].max_seeds == 1 else TRIALS
+
+
+def trial_actor(env: GrowthEnv) -> Actor:
+    """Member m of every group plays variant m of those of its hosts, see ``variants_of``."""
+    return _turns(env) if env.config.max_seeds == 1 else _trials(env)
+
+
+def _turns(env: GrowthEnv) -> Actor:
+    slots = [task.host.slots for task in tasks_of_groups(env)]
+    length = env.config.episode_length
+    rows = [
+        turns_of(slots, env.slot_count, length, p.size, p.start, p.patience, p.order) for p in TURNS
+    ]
+
+    def by_member(name: str) -> torch.Tensor:
+        return torch.stack([getattr(row, name) for row in rows], 1).flatten(0, 1)
+
+    return TryInTurnActor(Turns(*map(by_member, Turns.__slots__)))
+
+
+def _trials(env: GrowthEnv) -> Actor:
+    length, members = env.config.episode_length, len(TRIALS)
+    tasks = tasks_of_groups(env)
+    blueprint = torch.zeros(env.count, env.slot_count, dtype=torch.long)
+    decision = [p.decision_step(length, len(t.host.slots)) for t in tasks for p in TRIALS]
+    for group, task in enumerate(tasks):
+        for member, plan in enumerate(TRIALS):
+            for s, slot in enumerate(task.host.slots):
+                blueprint[group * members + member, s] = blueprint_of(plan.size, slot)
+    count = len(tasks)
+
+    def column(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values * count)
+
+    return TryAndKeepActor(
+        Trial(
+            blueprint=blueprint,
+            start=column([round(plan.start * length) for plan in TRIALS]),
+            decision=torch.tensor(decision),
+            keep=column([plan.keep for plan in TRIALS]),
+        )
+    )
+
 
 ORDERS = 1, 2
 """Seeds of the two data orders."""
@@ -206,15 +313,12 @@ def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) ->
 
 def controls_identity(hosts: Hosts, plans: tuple[Plan, ...]) -> str:
     """Identity of the rungs of all controls: hosts, plans, rules and baselines."""
-    trainings = {
-        name: (factors_of(name), [stand_in and stand_in.tasks for stand_in in _each(name, hosts)])
-        for name in BASELINES
-    }
+    trainings = {}
+    for name in BASELINES:
+        stand_ins = [population_of(name, part) for part in (hosts.training, hosts.fresh)]
+        tasks = [stand_in and stand_in.tasks for stand_in in stand_ins]
+        trainings[name] = factors_of(name), tasks
     variants = variants_of(hosts.training)
     rule_settings = (list(RULES), rules.CUTS, rules.FOLDS, rules.TREES, variants)
     populations = hosts_of(hosts.training), hosts_of(hosts.fresh)
     return digest(populations, ORDERS, plans, rule_settings, trainings)
-
-
-def _each(name: str, hosts: Hosts) -> list[Population | None]:
-    return [population_of(name, hosts.training), population_of(name, hosts.fresh)]

@@ -18,18 +18,30 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
 from esper.leyline.run_files import LADDERS
+from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
-from esper.scripts.progress_lines import ProgressLines
-from esper.simic.tools.grow import is_run_directory
-from esper_lab.comparisons import budget_text, differences, differences_text
+from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder import usable_controls
-from esper_lab.ladder_steps import HEADS, Step, headroom_text, step_cells, steps
-from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+from esper_lab.ladder_steps import (
+    FRONT_HEADS,
+    HEADS,
+    Step,
+    budget_text,
+    differences,
+    differences_text,
+    front,
+    front_cells,
+    headroom_text,
+    price_range,
+    step_cells,
+    steps,
+)
+from esper_lab.progress_lines import ProgressLines
 
 PROGRAM = "esper evaluate"
 
@@ -72,14 +84,19 @@ class EvaluateArguments:
     """CPU threads; by default all."""
     plugin: tuple[str, ...] = ()
     """Python files that define your own tasks and blueprints."""
+    trust: bool = False
+    """Whether plugins may be executed that only the run of the policy names."""
 
 
 def evaluate(arguments: list[str]) -> int:
     """Measure a policy against controls on fresh hosts."""
     options = parse(EvaluateArguments, PROGRAM, arguments)
     outlive_output()
+    permission = Permission(options.plugin, trust=options.trust)
     for plugin in options.plugin:
-        load(plugin)
+        load(plugin, permission)
+    if is_run_directory(options.policy):
+        GrowingPolicy.named(options.policy, permission)
     name = Path(options.policy).name or options.policy
     out = options.out or Path("evaluations") / f"{options.suite}-{name}"
     work = options.work or Path("evaluations") / f"{options.suite}-stages"

@@ -66,7 +66,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     Attributes:
         policy: name of the policy's rung.
-        kind: what the opponent is, see ``comparisons.OPPONENTS``.
+        kind: what the opponent is, see ``ladder_steps.OPPONENTS``.
         opponent: name of the opponent's rung.
         mean: mean difference.
         low, high: ends of its 95 % interval.

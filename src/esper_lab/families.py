@@ -16,11 +16,9 @@ import numpy as np
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
-from esper.runtime.data import Dataset, DrawnSplit, digits, mislabelled
-from esper.runtime.registry import Family
-from esper.runtime.task import ChannelShift, Drift, Pretraining, Task
-from esper_lab.mnist1d import mnist1d
-from esper_lab.shifts import IMAGE_KINDS, LABEL_KINDS, Shift, shifted_digits
+from esper.runtime.data import Dataset, DrawnSplit, digits
+from esper.runtime.task import ChannelShift, Drift, Family, Pretraining, Task
+from esper_lab.data import IMAGE_KINDS, LABEL_KINDS, Shift, mislabelled, mnist1d, shifted_digits
 
 _CONVOLUTIONS = "conv_small", "conv_light", "bottleneck", "conv_heavy"
 _ADAPTATION_HOST = CnnHost((6, 10, 12), classes=10, image=(8, 8, 1), seeds=_CONVOLUTIONS)

@@ -20,14 +20,13 @@ from esper_lab.controls import (
     controls_identity,
     play_controls,
     rung_of,
+    variants_of,
 )
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
-from esper_lab.kept_stages import OnBatch, Stages
 from esper_lab.plans import NEVER, library
-from esper_lab.play import Hosts, Outcome, Population, Rules, play, play_plans
+from esper_lab.play import Hosts, OnBatch, Outcome, Population, Rules, Stages, play, play_plans
 from esper_lab.shipped_controls import ShippedControls, shipped_controls
-from esper_lab.trials import variants_of
 from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 
 RULE = "rule"
@@ -221,7 +220,8 @@ def policy_rungs(
                 return Outcome.join(parts, axis=1)
 
             outcome = stages.load_or_play(stage, population, players, make)
-            return [outcome.members(i * count, (i + 1) * count) for i in range(len(actors))]
+            ends = range(count, count * (len(actors) + 1), count)
+            return [outcome.members(slice(end - count, end)) for end in ends]
 
         if not grower.learned:
             (alone,) = outcomes_of(f"{way} policy", [actor])

@@ -10,10 +10,19 @@ from esper.karn.report.drawing import DASHES, MUTED, SERIES, Picture, new_figure
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
-from esper_lab.comparisons import budget_text, differences_text
 from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
-from esper_lab.ladder_steps import HEADS, headroom_text, step_cells, steps
-from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+from esper_lab.ladder_steps import (
+    FRONT_HEADS,
+    HEADS,
+    budget_text,
+    differences_text,
+    front,
+    front_cells,
+    headroom_text,
+    price_range,
+    step_cells,
+    steps,
+)
 
 FRONT_HEIGHT = 2.4
 """Height of the front below the ladder in inches, with its labels."""

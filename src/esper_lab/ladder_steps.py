@@ -1,4 +1,4 @@
-"""The ladder of an evaluation as numbers with intervals.
+"""The ladder of an evaluation as numbers with intervals: its rungs, differences and price front.
 
 The unit of an interval is a split of the data where there are several, because the hosts of a split
 share their test images, and a host otherwise.
@@ -15,8 +15,12 @@ from esper_lab.evaluation import (
     BLIND,
     CLAIRVOYANT,
     LOOKING,
+    NEVER_GROW,
+    RULES,
     WITHOUT_GROWING,
+    Difference,
     Evaluation,
+    PricedRung,
     Rung,
     best_rung,
 )
@@ -197,4 +201,129 @@ def headroom_text(evaluation: Evaluation) -> str:
     return (
         f"{text} Compared with the best network that does not grow ({room.best_training}), the "
         f"clairvoyant scores {points_text(room.over_training, '+.1f')} points."
+    )
+
+
+OPPONENTS = {
+    "rule": "the best rule",
+    "training": "the best network that does not grow",
+    "blind": "its blind twin",
+    "yoked": "its yoked copy",
+}
+"""The opponents of a policy by the kind of their difference."""
+_BEST_OF = "rule", "training"
+"""Opponents that are the best of their kind on these hosts."""
+
+
+def differences(evaluation: Evaluation) -> list[Difference]:
+    """The paired differences of every rung of the policy from every opponent that is there."""
+    rows = []
+    for rung in evaluation.rungs:
+        if not rung.policy:
+            continue
+        way = rung.name.partition(", ")[2]
+        names: dict[str, Sequence[str]] = {
+            "rule": RULES,
+            "training": WITHOUT_GROWING,
+            "blind": [f"blind twin, {way}"],
+            "yoked": [f"yoked copy, {way}"],
+        }
+        for kind in OPPONENTS:
+            opponent = best_rung(evaluation.rungs, names[kind])
+            if opponent is not None:
+                value = points(np.subtract(rung.utility, opponent.utility), evaluation.splits)
+                rows.append(Difference(rung.name, kind, opponent.name, *value, verdict(value)))
+    return rows
+
+
+def differences_text(evaluation: Evaluation) -> str:
+    """Say in a sentence or two for every rung of the policy where it stands."""
+    rows = differences(evaluation)
+    sentences = []
+    for name in dict.fromkeys(one.policy for one in rows):
+        way = name.partition(", ")[2]
+        start = f"With {way} actions the" if way in ("greedy", "sampled") else "The"
+        policy_rows = [one for one in rows if one.policy == name]
+        for subject, kinds in ((f"{start} policy", _BEST_OF), ("It", ("blind", "yoked"))):
+            parts = [_clause(one) for one in policy_rows if one.kind in kinds]
+            if parts:
+                sentences.append(f"{subject} is {', and '.join(parts)} points.")
+    return " ".join(sentences)
+
+
+def _clause(one: Difference) -> str:
+    opponent = OPPONENTS[one.kind]
+    if one.kind in _BEST_OF:
+        opponent = f"{opponent} ({one.opponent})"
+    return f"{one.verdict} {opponent}, by {points_text((one.mean, one.low, one.high), '+.1f')}"
+
+
+def budget_text(evaluation: Evaluation) -> str:
+    """Say over how many episodes rules were searched and the policy was trained."""
+    if evaluation.rule_episodes is None:
+        return ""
+    text = f"Rules were searched over {evaluation.rule_episodes:,} episodes"
+    if evaluation.policy_episodes is None:
+        return f"{text}."
+    episodes = f"{evaluation.policy_episodes:,}" if evaluation.policy_episodes else "none"
+    return f"{text}, the policy was trained on {episodes}."
+
+
+FRONT_HEADS = "parameters", "accuracy, %", "utility, points"
+"""What ``front_cells`` holds."""
+
+
+def front(evaluation: Evaluation) -> list[PricedRung]:
+    """Never growing, the best rule, the clairvoyant and the policy by thirds of the price.
+
+    The rule is the best over all hosts. The list is empty if fewer than three prices were drawn or
+    scores were not recorded.
+    """
+    rents = np.array(evaluation.rents)
+    rungs = _rungs(evaluation)
+    if any(rung.score is None for rung in rungs) or len(np.unique(rents)) < 3:
+        return []
+    edges = np.quantile(rents, [1 / 3, 2 / 3])
+    thirds = np.searchsorted(edges, rents)
+    rows = []
+    for third in np.unique(thirds):
+        where = thirds == third
+        splits = [split for split, counts in zip(evaluation.splits, where, strict=True) if counts]
+        prices = float(rents[where].min()), float(rents[where].max())
+        for rung in rungs:
+            parameters, score, utility = (
+                np.array(column)[where] for column in (rung.added, rung.score, rung.utility)
+            )
+            # ``points`` are hundredths, and parameters are counted.
+            rows.append(
+                PricedRung(
+                    rung.name,
+                    prices,
+                    int(where.sum()),
+                    points(parameters / 100.0, splits),
+                    points(score, splits),
+                    points(utility, splits),
+                )
+            )
+    return rows
+
+
+def _rungs(evaluation: Evaluation) -> list[Rung]:
+    names = NEVER_GROW, CLAIRVOYANT
+    best = best_rung(evaluation.rungs, RULES)
+    return [rung for rung in evaluation.rungs if rung.policy or rung is best or rung.name in names]
+
+
+def price_range(row: PricedRung) -> str:
+    """The prices of a row as text."""
+    least, greatest = row.prices
+    return f"{least:.3f} to {greatest:.3f}"
+
+
+def front_cells(row: PricedRung) -> Sequence[str]:
+    """The numbers of a row as text, see ``FRONT_HEADS``."""
+    return (
+        points_text(row.added, ".0f"),
+        points_text(row.score, ".1f"),
+        points_text(row.utility, ".1f"),
     )

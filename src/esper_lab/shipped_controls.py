@@ -1,7 +1,7 @@
 """Controls that ship with Esper, so that a policy can be placed between them at once."""
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -50,10 +50,7 @@ class ShippedControls(msgspec.Struct, frozen=True):
 
         return [
             msgspec.structs.replace(
-                rung,
-                utility=rung.utility[:hosts],
-                validation=rung.validation[:hosts],
-                added=rung.added[:hosts],
+                _with_columns(rung, lambda values: values[:hosts]),
                 chosen=None if rung.chosen is None else rung.chosen[:hosts],
                 score=score(rung),
             )
@@ -87,7 +84,15 @@ def shipped_controls(suite: str) -> ShippedControls | None:
 
 def write_shipped(suite: str, controls: ShippedControls) -> Path:
     """Write the controls of a suite, rounded and without scores; return the file."""
-    content = msgspec.structs.replace(controls, rungs=[_round(rung) for rung in controls.rungs])
+
+    def decimals(values: list[float]) -> list[float]:
+        return [round(value, DIGITS) for value in values]
+
+    rungs = [
+        msgspec.structs.replace(_with_columns(rung, decimals), score=None)
+        for rung in controls.rungs
+    ]
+    content = msgspec.structs.replace(controls, rungs=rungs)
     FOLDER.mkdir(exist_ok=True)
     path = _path(suite)
     path.write_bytes(gzip.compress(msgspec.json.encode(content), mtime=0))
@@ -98,14 +103,6 @@ def _path(suite: str) -> Path:
     return FOLDER / f"{suite}.json.gz"
 
 
-def _round(rung: Rung) -> Rung:
-    def decimals(values: list[float]) -> list[float]:
-        return [round(value, DIGITS) for value in values]
-
-    return msgspec.structs.replace(
-        rung,
-        utility=decimals(rung.utility),
-        validation=decimals(rung.validation),
-        added=decimals(rung.added),
-        score=None,
-    )
+def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
+    columns = {name: change(getattr(rung, name)) for name in ("utility", "validation", "added")}
+    return msgspec.structs.replace(rung, **columns)

@@ -12,7 +12,7 @@ from esper.karn.report import write_report
 from esper.karn.report.gather import RunData
 from esper.karn.report.tables import final_table
 from esper.karn.runs import inspect
-from esper.karn.sanctum.scoreboard_page import mean
+from esper.karn.sanctum.record_pages import mean
 from esper.karn.store import read_events
 from esper.leyline.config import unflatten
 from esper.leyline.events import EpisodeOutcome

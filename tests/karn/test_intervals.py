@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from esper.karn.intervals import BOOTSTRAP_UNITS, group_means, interval, two_levels
-from esper.karn.report.blocks import blocks
+from esper.karn.report.drawing import blocks
 
 SAMPLES = 2000
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn import query
-from esper.karn.queries import Store
-from esper.karn.record_views import RECORD_VIEWS
+from esper.karn.queries import RECORD_VIEWS, Store
 from esper.leyline.actions import Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError

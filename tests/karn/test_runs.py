@@ -14,8 +14,7 @@ import pytest
 from esper.karn import runs as module
 from esper.karn.runs import find_runs, inspect, remove
 from esper.leyline.errors import UsageError
-from esper.leyline.events import encode
-from esper.leyline.events.reader import try_decode
+from esper.leyline.events import encode, try_decode
 from esper.simic.run import run_directory
 from esper.simic.run.run_directory import RunDirectory
 from run_directories import finished, outcome, recorded_run, started, step, whole_round, write_run

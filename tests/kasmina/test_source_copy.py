@@ -9,6 +9,7 @@ from esper.kasmina.blueprints import BUILDERS, Blueprint
 from esper.kasmina.source_copy import SourceCopy
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
+from esper.runtime.gate import Permission
 from support import own_blueprints
 
 PLUGIN = """
@@ -55,7 +56,7 @@ IMPORTS = {
 def loaded(tmp_path: Path, source: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(source)
-    plugins.load(str(path))
+    plugins.load(str(path), Permission((str(path),)))
 
 
 @pytest.mark.parametrize("way", IMPORTS)

@@ -1,20 +1,35 @@
-"""Baselines against the same training played by hand, and the price of larger hosts."""
+"""Baselines, their tuned recipes and wider hosts."""
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.runtime.tasks import Task
+from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.module import ModuleHost
+from esper.kasmina.hosts.transformer import TransformerHost
+from esper.runtime.tasks import SUITES, Task, find
 from esper_lab import baselines, controls
-from esper_lab.baselines import BASELINES, play_baseline, population_of, tuned_copy
-from esper_lab.controls import ControlOutcomes, control_rungs
+from esper_lab.baselines import (
+    BASELINES,
+    GROWN,
+    Recipe,
+    play_baseline,
+    population_of,
+    read_tuned,
+    static_network,
+    tuned_copy,
+    tuned_twin,
+    widen,
+)
+from esper_lab.controls import TRIALS, ControlOutcomes, control_rungs
 from esper_lab.evaluation import WITHOUT_GROWING
-from esper_lab.kept_stages import Stages
 from esper_lab.plans import NEVER, Plan, PlannedSeed
-from esper_lab.play import Floats, Hosts, Outcome, Population, play_plans
-from esper_lab.trials import TRIALS
+from esper_lab.play import Floats, Hosts, Outcome, Population, Stages, play_plans
 from tiny_population import LARGE, TASKS, hosts
 
 HOSTS = hosts(4, data_seed=1)
@@ -129,3 +144,119 @@ def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(mon
             assert rung.added == [120.0] * 20
         everything = next(rung for rung in rungs if rung.name == "everything at step 0")
         assert everything.chosen == [1] * 20
+
+
+NAMES = [*SUITES["suite"], *SUITES["held_out"]]
+TUNED = read_tuned()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_and_its_networks_have_recipes_of_their_own_and_the_static_one_the_grown_size(
+    name: str,
+):
+    task = find(name)
+    twin, static = tuned_twin(task), static_network(task)
+    assert Recipe.of(task) == TUNED[name].shared
+    assert twin is not None
+    assert static is not None
+    assert Recipe.of(twin) == TUNED[name].host
+    assert TUNED[name].shared.on(twin) == task
+    assert Recipe.of(static) == TUNED[name].static
+    assert TUNED[name].shared.on(replace(static, host=task.host)) == task
+    size = static.host.parameter_count
+    assert size == TUNED[name].static_parameters
+    assert size == pytest.approx(GROWN * task.host.parameter_count, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["adaptation:3", "text_bytes", "cifar_baseline"])
+def test_tasks_that_were_not_tuned_have_no_such_network(name: str):
+    assert tuned_twin(find(name)) is None
+    assert static_network(find(name)) is None
+
+
+def test_the_split_of_a_task_is_that_of_its_networks():
+    task = find("digits_drift").with_split(5)
+    for made in (tuned_twin(task), static_network(task)):
+        assert made is not None
+        assert made.split_seed == 5
+        assert made.drift == task.drift
+
+
+def test_a_recipe_is_written_in_words():
+    assert str(Recipe(0.05)) == "0.05 constant"
+    recipe = Recipe(0.1, "cosine", max_gradient_norm=10.0, weight_decay=0.01)
+    assert str(recipe) == "0.1 cosine, clip 10, weight decay 0.01"
+
+
+def test_a_table_of_another_format_is_an_error(tmp_path):
+    path = tmp_path / "recipes.json"
+    path.write_text('{"digits": {"host": {"learning_rate": 0.1}}}')
+    with pytest.raises(msgspec.ValidationError):
+        read_tuned(path)
+
+
+CNN = CnnHost((4, 8), classes=10, image=(8, 8, 1), pools=1, slot_names=("r1c0",))
+MLP = MlpHost(widths=(16, 16), classes=10, image=(8, 8, 1))
+GPT = TransformerHost(layers=2, width=32, heads=4, context=8)
+WIDENED = [CNN, MLP, GPT]
+
+
+def widths(host: Host) -> tuple[int, ...]:
+    if isinstance(host, TransformerHost):
+        return (host.width,)
+    return host.channels if isinstance(host, CnnHost) else host.widths  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("host", WIDENED, ids=lambda host: host.summary)
+@pytest.mark.parametrize("times", [0.3, 1.0, 2.0, 3.0, 10.0])
+def test_no_other_factor_comes_nearer(host: Host, times: float):
+    wanted = round(times * host.parameter_count)
+    found = widen(host, wanted)
+    assert found is not None
+    assert (found.image, found.classes, found.slot_names) == (
+        *(host.image, host.classes),
+        host.slot_names,
+    )
+    others = [widen(host, wanted + step * host.parameter_count // 20) for step in range(-5, 6)]
+    distance = abs(found.parameter_count - wanted)
+    assert distance == min(abs(o.parameter_count - wanted) for o in others if o is not None)
+    # Width grows with the root of the parameters, in every block by the same factor.
+    factors = [new / old for new, old in zip(widths(found), widths(host), strict=True)]
+    assert max(factors) - min(factors) <= 1.0 / min(widths(host))
+    assert distance <= 0.2 * wanted
+
+
+@pytest.mark.parametrize("host", WIDENED, ids=lambda host: host.summary)
+def test_a_host_is_the_widened_host_of_its_own_size(host: Host):
+    assert widen(host, host.parameter_count) == host
+
+
+def test_sizes_are_those_of_the_closed_form():
+    found = widen(CnnHost((4, 8), classes=10, image=(8, 8, 1)), 3 * 438)
+    assert found is not None
+    a, b = widths(found)
+    assert found.parameter_count == 9 * a + 9 * a * b + 2 * (a + b) + 10 * b + 10
+    assert (a, b) == (8, 15)
+
+
+def test_the_width_of_a_gpt_stays_a_multiple_of_its_heads():
+    found = widen(GPT, 2 * GPT.parameter_count)
+    assert isinstance(found, TransformerHost)
+    assert (found.heads, found.width % 4) == (4, 0)
+
+
+def test_a_smaller_size_than_any_gives_one_channel_per_block():
+    assert widths(widen(CNN, 1)) == (1, 1)  # type: ignore[arg-type]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.flatten(1))
+
+
+def test_the_width_of_a_users_module_is_unknown():
+    assert widen(ModuleHost(Net, 10, (8, 8, 1)), 1000) is None

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from esper_lab.comparisons import budget_text, differences, differences_text
 from esper_lab.evaluation import Rung
 from esper_lab.ladder_figures import ladder_tables
+from esper_lab.ladder_steps import budget_text, differences, differences_text
 from tiny_population import evaluation_of
 
 HOSTS = 12

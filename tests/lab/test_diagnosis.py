@@ -17,7 +17,7 @@ from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.precision import Precision
-from esper_lab.diagnosis import (
+from esper_lab.describe import (
     Diagnosis,
     SharedStreams,
     diagnose,

@@ -13,10 +13,9 @@ from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, Task, add_family
 from esper.scripts.entry import run_guarded
-from esper_lab import baselines, controls, kept_stages, ladder, rules, shipped_controls, trials
+from esper_lab import baselines, controls, ladder, play, rules, shipped_controls
 from esper_lab import evaluate as command
 from esper_lab.baselines import FINE_TUNING
-from esper_lab.comparisons import OPPONENTS, budget_text, differences, differences_text
 from esper_lab.evaluate import evaluate
 from esper_lab.evaluation import (
     BLIND,
@@ -28,8 +27,8 @@ from esper_lab.evaluation import (
     read_evaluation,
 )
 from esper_lab.hosts import SPLITS, evaluation_hosts
+from esper_lab.ladder_steps import OPPONENTS, budget_text, differences, differences_text, front
 from esper_lab.plans import NEVER, library
-from esper_lab.price_front import front
 from tiny_population import LARGE, tiny, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
@@ -42,7 +41,7 @@ def family(scratch_register: None, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ladder, "library", lambda random=0: PLANS)
     monkeypatch.setattr(baselines, "FACTORS", {})
     monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path / "shipped")
-    monkeypatch.setattr(trials, "TRIALS", trials.TRIALS[8::8])
+    monkeypatch.setattr(controls, "TRIALS", controls.TRIALS[8::8])
     monkeypatch.setattr(rules, "TREES", 5)
     monkeypatch.chdir(tmp_path)
 
@@ -205,7 +204,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
     for module, name, value in (
         (ladder, "library", lambda random=0: PLANS[:2]),
         (rules, "TREES", 6),
-        (kept_stages, "RESULTS_VERSION", kept_stages.RESULTS_VERSION + 1),
+        (play, "RESULTS_VERSION", play.RESULTS_VERSION + 1),
         (baselines, "FACTORS", {"full tuning": (1.0, 2.0)}),
     ):
         with monkeypatch.context() as patch:
@@ -223,7 +222,7 @@ def test_the_report_of_a_run_shows_its_evaluations(capsys, tmp_path: Path) -> No
     out = capsys.readouterr().out
     assert f"and {run / 'ladders' / 'tiny.json'}" in out
     found = read_evaluation(run / "ladders" / "tiny.json")
-    assert found.rule_episodes == 20 * (len(PLANS) + 2 * len(trials.TRIALS))
+    assert found.rule_episodes == 20 * (len(PLANS) + 2 * len(controls.TRIALS))
     assert found.policy_episodes == 4
     assert found.differences == differences(found)
     assert {(one.policy, one.kind) for one in found.differences} == {

@@ -15,9 +15,8 @@ from esper_lab.hosts import (
     hosts_by_horizon,
     tasks_in_turn,
 )
-from esper_lab.kept_stages import digest, hosts_of
 from esper_lab.ladder import join_parts
-from esper_lab.play import Hosts
+from esper_lab.play import Hosts, digest, hosts_of
 from tiny_population import tiny
 
 

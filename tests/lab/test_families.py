@@ -13,14 +13,15 @@ from esper.karn.runs import inspect
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
-from esper.runtime.data import digits, mislabelled
-from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.data import digits
+from esper.runtime.task import HELD_OUT_DRAWS
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, add_family, find, find_all
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.training.vectorized import run_training
 from esper.tolaria.bank import StackKey
 from esper.tolaria.precision import Precision
+from esper_lab.data import IMAGE_KINDS, LABEL_KINDS, Shift, mislabelled
 from esper_lab.families import (
     ADAPTATION,
     FROM_SCRATCH,
@@ -30,7 +31,6 @@ from esper_lab.families import (
     adaptation,
     one_seed,
 )
-from esper_lab.shifts import IMAGE_KINDS, LABEL_KINDS, Shift
 from small_runs import SMALL, events_of
 from support import needs_native
 

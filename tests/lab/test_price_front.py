@@ -13,7 +13,7 @@ from esper.karn.report.drawing import figure_style
 from esper_lab.evaluate import show
 from esper_lab.evaluation import Rung
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
-from esper_lab.price_front import FRONT_HEADS, front, front_cells, price_range
+from esper_lab.ladder_steps import FRONT_HEADS, front, front_cells, price_range
 from tiny_population import evaluation_of
 
 HOSTS, SIZE = 21, 400.0

@@ -14,7 +14,7 @@ import torch
 
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, add_family
-from esper.simic.growth.rewards import utility
+from esper.tamiyo.policy.features import utility
 from esper_lab import shipped_controls as module
 from esper_lab.controls import ORDERS, controls_identity
 from esper_lab.evaluation import NEVER_GROW, Rung
@@ -107,7 +107,7 @@ def test_a_replay_notices_values_and_tasks_that_are_no_longer_played(
             stale = ShippedControls(controls.identity, "", 20, 4, rungs)
             with pytest.raises(AssertionError, match="Not equal to tolerance"):
                 check("tiny", stale)
-        monkeypatch.setattr("esper_lab.kept_stages.RESULTS_VERSION", -1)
+        monkeypatch.setattr("esper_lab.play.RESULTS_VERSION", -1)
         with pytest.raises(AssertionError, match="play them anew"):
             check("tiny", controls)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esper.karn import event_tables
+from esper.karn import queries
 from esper.karn.queries import Store
 from esper.karn.report.gather import RunData
 from esper.karn.sanctum.log import EventLog
@@ -24,7 +24,7 @@ from esper.leyline.events import (
 from esper.leyline.events.reader import EventReader
 from esper.nissa import sinks
 from esper.nissa.sinks import JsonLines
-from esper.simic.run.event_lines import cut_events, events_length
+from esper.simic.run.run_directory import cut_events, events_length
 
 HEALTHY = Path(__file__).parents[1] / "recorded" / "healthy"
 EVENTS = [decode(line) for line in (HEALTHY / "events.jsonl").read_bytes().splitlines()]
@@ -129,13 +129,13 @@ def test_the_report_of_parts_is_that_of_the_lines(tmp_path: Path) -> None:
 
 def test_a_query_keeps_lines_on_the_disk_while_it_lasts(tmp_path, monkeypatch) -> None:
     files: list[Path] = []
-    original = event_tables.write_lines
+    original = queries.write_lines
 
     def write_lines(lines: Iterable[bytes], target: Path) -> None:
         files.append(target)
         original(lines, target)
 
-    monkeypatch.setattr(event_tables, "write_lines", write_lines)
+    monkeypatch.setattr(queries, "write_lines", write_lines)
     assert_whole(written(tmp_path, part=1 << 30))
     assert files
     assert not any(target.exists() for target in files)

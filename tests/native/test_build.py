@@ -245,46 +245,46 @@ def test_shipped_library_that_cannot_be_loaded_is_named(shipped: Path, caplog) -
 
 
 @pytest.mark.parametrize(
-    ("part", "before", "after", "named"),
+    ("before", "after", "named"),
     [
         # An extra field, in the middle and at the end.
-        ("hosts", "  T* buffers; ", "  T* buffers; int64_t extra; ", "TrainCall.seed"),
-        ("policy", "cell_after; ", "cell_after; int64_t extra; ", "the size of PolicyCall"),
+        ("  T* buffers; ", "  T* buffers; int64_t extra; ", "TrainCall.seed"),
+        ("variant_scores; ", "variant_scores; int64_t extra; ", "the size of EvaluateCall"),
         # A missing field, swapped fields, another type, another value of an enumerator.
-        ("policy", "int32_t ops, op_width;", "int32_t ops;", "no member named 'op_width'"),
-        ("policy", "int32_t ops, op_width;", "int32_t op_width, ops;", "PolicySpec.ops"),
-        ("policy", "int64_t steps, ", "int32_t steps, ", "PolicyCall.environments"),
-        ("hosts", "conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light"),
+        ("int32_t steps, slots, blocks;", "int32_t steps, slots;", "no member named 'blocks'"),
+        ("int32_t steps, slots, blocks;", "int32_t slots, steps, blocks;", "HostSpec.steps"),
+        ("int64_t rows, images, ", "int32_t rows, images, ", "EvaluateCall.images"),
+        ("conv_light,\n  attention,", "attention,\n  conv_light,", "Kind.conv_light"),
         # The layout that Python reads.
-        ("hosts", "#pragma once", "#pragma once\n", ""),
+        ("#pragma once", "#pragma once\n", ""),
     ],
 )
 def test_a_library_with_another_layout_is_not_built(
-    tmp_path: Path, part: str, before: str, after: str, named: str
+    tmp_path: Path, before: str, after: str, named: str
 ) -> None:
     shutil.copytree(structures.SOURCE, tmp_path / "src")
-    header = tmp_path / "src" / part / "calls.h"
+    header = tmp_path / "src" / "hosts" / "calls.h"
     text = header.read_text()
     assert text.count(before) == 1
     header.write_text(text.replace(before, after))
     source = tmp_path / "layout.cpp"
     source.write_text(structures.layout_source())
-    command = [
-        *build.compiler(),
-        "-std=c++17",
-        "-fsyntax-only",
-        f"-I{tmp_path / 'src'}",
-        str(source),
-    ]
+    options = ["-std=c++17", "-fsyntax-only", f"-I{tmp_path / 'src'}", str(source)]
+    command = [*build.compiler(), *options]
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
     assert bool(run.returncode) == bool(named)
     assert named in run.stderr
 
 
+def defined(text: str, folder: Path) -> structures.Definitions:
+    """What a ``calls.h`` with this text defines."""
+    (folder / "hosts").mkdir()
+    (folder / "hosts" / "calls.h").write_text(text)
+    return definitions(folder)
+
+
 def test_call_needs_exactly_its_fields(tmp_path: Path) -> None:
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "calls.h").write_text("struct Modes {\n  int64_t hold, up, down;\n};\n")
-    calls = definitions("step", tmp_path)
+    calls = defined("struct Modes {\n  int64_t hold, up, down;\n};\n", tmp_path)
     assert calls.Modes(hold=1, up=2, down=3).down == 3
     with pytest.raises(TypeError, match="Modes: missing or unknown: down"):
         calls.Modes(hold=1, up=2)
@@ -294,10 +294,8 @@ def test_call_needs_exactly_its_fields(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("odd", ["std::vector<int> x;", "unsigned x;", "float x[3];"])
 def test_unsupported_declaration_is_an_error(tmp_path: Path, odd: str) -> None:
-    (tmp_path / "step").mkdir()
-    (tmp_path / "step" / "calls.h").write_text(f"struct Odd {{\n  int64_t rows;\n  {odd}\n}};\n")
     with pytest.raises(ValueError, match=r"calls\.h"):
-        definitions("step", tmp_path)
+        defined(f"struct Odd {{\n  int64_t rows;\n  {odd}\n}};\n", tmp_path)
 
 
 # --- the fallback to torch --------------------------------------------------------------------
@@ -396,12 +394,10 @@ def test_library_is_clean_under_sanitisers(tmp_path: Path):
     tests = Path(__file__).parents[1]
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
     oracles = [tests / "tolaria" / f"test_{what}_oracle.py" for what in ("training", "measure")]
-    policy = tests / "tamiyo" / "policy" / "test_native_policy.py"
-    files = [*oracles, policy]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
-        + [str(path) for path in files]
-        + ["--deselect", f"{files[0]}::test_seeds_of_slots_with_one_channel_or_pixel"],
+        + [str(path) for path in oracles]
+        + ["--deselect", f"{oracles[0]}::test_seeds_of_slots_with_one_channel_or_pixel"],
         env=os.environ
         | {
             build.FLAGS_VARIABLE: flags,

@@ -17,7 +17,7 @@ from esper.own_models.options import (
     to_resume,
 )
 from esper.scripts.flags import parse
-from esper.scripts.grow_arguments import GrowArguments, options_of, result_settings, with_options
+from esper.scripts.grow import GrowArguments, options_of, result_settings, with_options
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from write_settings_docs import page

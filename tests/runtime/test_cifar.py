@@ -10,9 +10,8 @@ import torch
 
 from cifar_files import batches, write_binary, write_pickled
 from esper.leyline.errors import UsageError
-from esper.runtime.augmentation import Augmentation
 from esper.runtime.cifar import DEVIATION, MEAN, cifar10
-from esper.runtime.data import Dataset
+from esper.runtime.data import Augmentation, Dataset
 from esper.runtime.tasks import find
 
 SPLITS = ("train", "validation", "test")

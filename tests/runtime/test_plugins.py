@@ -10,8 +10,8 @@ import pytest
 from esper.kasmina.blueprints import BUILDERS
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.errors import UsageError
-from esper.runtime import data
-from esper.runtime.plugins import load
+from esper.runtime import data, plugins
+from esper.runtime.gate import Permission
 from esper.runtime.tasks import SUITES, TASKS, find
 
 pytestmark = pytest.mark.usefixtures("scratch_register")
@@ -34,6 +34,11 @@ def NAME() -> Task:
     host = CnnHost(channels=(4, 4), classes=10, image=(8, 8, 1))
     return Task("NAME", "mine", host, data.digits)
 """
+
+
+def load(path: str) -> None:
+    """Run the file as one that the command line names."""
+    plugins.load(path, Permission((path,)))
 
 
 def plugin(folder: Path, source: str, name: str = "mine") -> Path:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from esper.leyline.errors import UsageError
 from esper.runtime.data import DrawnSplit, FromDirectory, digits
-from esper.runtime.registry import HELD_OUT_DRAWS
+from esper.runtime.task import HELD_OUT_DRAWS
 from esper.runtime.tasks import SUITES, Drift, Pretraining, find
+from esper_lab.data import shifted_digits
 from esper_lab.families import ADAPTATION
-from esper_lab.shifts import shifted_digits
 
 SPLIT = 7
 HELD_OUT = np.random.default_rng(SPLIT).permutation(1797)[1497:]

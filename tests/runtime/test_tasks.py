@@ -234,7 +234,6 @@ def test_data_that_do_not_fit_the_host_are_refused_before_and_after_a_drift(afte
         ({"max_seeds": 0}, "max_seeds: .*'mine'"),
         ({"price": -0.1}, "price: must be 0 or more, got -0.1 in the task 'mine'"),
         ({"price": float("nan")}, "price: must be 0 or more, got nan"),
-        ({"rent": 0.1}, "rent: the price of parameters is called price; write price=0.1 in the"),
     ],
 )
 def test_an_invalid_budget_or_price_is_refused(settings: dict, says: str):

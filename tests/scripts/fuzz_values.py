@@ -17,7 +17,7 @@ from esper.leyline.config import (
     TrainConfig,
 )
 from esper.leyline.config.algorithm import AlgorithmConfig
-from esper.leyline.config.values import options_of
+from esper.leyline.config.setting import options_of
 from esper.runtime.tasks import SUITES, TASKS, find
 
 KINDS: dict[str, Any] = {

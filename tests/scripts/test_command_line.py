@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,21 @@ import pytest
 import esper as package
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.algorithm import owner_of
-from esper.leyline.config.reading import run_settings
+from esper.leyline.config.reading import run_settings, settings_file
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
 from esper.scripts.flags import read_flags
-from esper.scripts.settings_file import settings_file
 from esper.scripts.train import train
 from processes import ESPER, ROOT, called, ran
 from small_runs import events_of
 
+RECORDED = ROOT / "tests" / "recorded"
+QUERY, SQL = f"query {RECORDED / 'anomalous'}", "SELECT round FROM updates"
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
 
 
 def esper(arguments: str, where: Path) -> subprocess.CompletedProcess:
-    return called(arguments.split(), where)
+    return called(shlex.split(arguments), where)
 
 
 def files(where: Path) -> list[Path]:
@@ -157,9 +159,9 @@ MISTAKES = [
     ("train heuristic --learning-rate 0.1", "--learning-rate"),
     ("train pop", "ppo"),
     ("trian", "train"),
-    ("tasks digitz", "digits"),
+    ("tasks digits_wid", "did you mean 'digits_wide'"),
     ("tasks digits digits", "twice"),
-    ("tasks --plugin nowhere.py", "plugin"),
+    ("tasks --plugin nowhere.py", "plugin: cannot read 'nowhere.py'"),
     ("train ppo stray", "stray"),
     ("train ppo --threads 100000", "threads"),
     ("train ppo --lstm-hidden 100000000", "lstm_hidden"),
@@ -176,10 +178,24 @@ MISTAKES = [
     ("train ppo --seeds 2 --task nope", "task"),
     ("train impala --lag -1", "lag"),
     ("train ppo --lag 1", "--lag"),
+    ("sanctum nowhere", "nowhere"),
+    ("sanctum a b", "one"),
+    ("sanctum --lihgt", "--light"),
+    (f"sanctum {RECORDED / 'healthy'}", "terminal"),
+    ("query", "needs runs and SQL"),
+    (QUERY, "needs runs and SQL"),
+    (f"{QUERY} 'SELECT nope FROM updates'", "SQL: "),
+    (f"{QUERY} '{SQL}' --format xml", "--format: "),
+    (f"{QUERY} '{SQL}' --format parquet", "-o"),
+    (f"{QUERY} '{SQL}' -o /nope/x", "output: "),
+    (f"query /nope '{SQL}'", "run: "),
+    (f"{QUERY} '{SQL}' --forma csv", "did you mean --format?"),
 ]
 
 
-@pytest.mark.parametrize(("command", "says"), MISTAKES, ids=[command for command, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("command", "says"), MISTAKES, ids=[command[-30:] for command, _ in MISTAKES]
+)
 def test_a_usage_error_is_one_short_line_and_exit_status_2(
     tmp_path: Path, command: str, says: str
 ) -> None:

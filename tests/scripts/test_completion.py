@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.config.algorithm import algorithms
 from esper.leyline.errors import UsageError
-from esper.scripts import train
 from esper.scripts.completion import ARGUMENTS, SHELLS
 from esper.scripts.main import COMMANDS, esper
+from esper.scripts.train import CONTROLS
 from processes import ran
 
 COMPLETE = """
@@ -47,7 +48,7 @@ def test_bash_offers_commands_and_flags(script: Path, words: list[str], offered:
 
 def test_every_command_completes() -> None:
     assert set(ARGUMENTS) == set(COMMANDS)
-    assert set(ARGUMENTS["train"]) == set(train.commands())
+    assert set(ARGUMENTS["train"]) == {*algorithms(), *CONTROLS}
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -12,9 +12,8 @@ import pytest
 
 from cifar_files import write_binary
 from esper.leyline.errors import UsageError
-from esper.scripts import fetch as module
-from esper.scripts.fetch import ARCHIVES, Archive
-from esper.scripts.tasks import tasks
+from esper.scripts import tasks as module
+from esper.scripts.tasks import ARCHIVES, Archive, tasks
 
 
 class Quiet(SimpleHTTPRequestHandler):

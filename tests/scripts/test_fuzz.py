@@ -19,7 +19,7 @@ from fuzzing import Case
 
 from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
-from esper.scripts import after_training
+from esper.scripts import report
 from processes import WATCHDOG, called
 from small_runs import events_of
 from support import own_blueprints
@@ -113,7 +113,7 @@ def check_outcome(case: Case, outcome: Outcome, place: Path, before: dict[str, s
 
 def results(cases: list[Case], where: Path, run: Path, monkeypatch) -> list[Outcome]:
     """Return the outcomes of all cases; fails with every case that violates a guarantee."""
-    draw_report = after_training.write_report
+    draw_report = report.write_report
 
     def undrawn(runs: list[Path], target: Path) -> Path:
         return target
@@ -127,7 +127,7 @@ def results(cases: list[Case], where: Path, run: Path, monkeypatch) -> list[Outc
         monkeypatch.setenv("HOME", str(place))
         monkeypatch.setenv("ESPER_CACHE_DIR", CACHE)
         real = index % EVERY_REPORT == 0
-        monkeypatch.setattr(after_training, "write_report", draw_report if real else undrawn)
+        monkeypatch.setattr(report, "write_report", draw_report if real else undrawn)
         with own_blueprints(), patch.dict(TASKS), patch.dict(SUITES):
             outcome = execute(case.arguments)
         trained = False

@@ -13,6 +13,7 @@ import torch
 from esper.leyline import extras
 from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
+from esper.runtime.gate import Permission
 from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
@@ -166,7 +167,7 @@ def test_growth_that_did_not_pay_hands_back_the_twin(
 @pytest.fixture
 def written(mine: str, tmp_path: Path) -> Callable[..., int]:
     """Writes the files of a trained network as the command does; the exit status."""
-    own, out = find_own(mine), tmp_path / "out"
+    own, out = find_own(mine, None, Permission((mine,))), tmp_path / "out"
     out.mkdir()
 
     def write(onnx: Path | None = None) -> int:
@@ -259,19 +260,6 @@ def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
     assert "the network that lost its seeds is written because of --keep" in capsys.readouterr().out
     kept = torch.load(tmp_path / "kept" / "state_dict.pt")
     assert any(not torch.equal(value, states[1][name]) for name, value in kept.items())
-
-
-def test_a_damaged_result_and_another_onnx_file_are_one_line(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
-) -> None:
-    command = ["--model", mine, "--policy", "never", "--epochs", "1", "--out", str(tmp_path / "o")]
-    assert grow(command) == 0
-    capsys.readouterr()
-    assert grow(command) == 0
-    assert "was finished before; remove it to grow anew" in capsys.readouterr().out
-    (tmp_path / "o" / "result.json").write_text("{")
-    error = refusal(capsys, grow, *command)
-    assert re.match(r"esper: out: .*result.json is damaged \(.*\); remove .* to grow", error), error
 
 
 def test_a_recipe_of_the_file_is_used_and_flags_come_first(

@@ -15,7 +15,7 @@ from rich.console import Console
 from esper.karn.store import read_events
 from esper.leyline import notices
 from esper.leyline.events import TrainingFinished
-from esper.scripts import after_training, output
+from esper.scripts import output, report
 from esper.scripts.entry import run_guarded
 from esper.scripts.output import Output, OutputLost
 from esper.simic.run.checkpoint import load_latest
@@ -129,8 +129,8 @@ def test_a_signal_leaves_the_report_to_esper_report(
     tmp_path: Path, monkeypatch, capsys, code: int, reported: int
 ) -> None:
     calls: list[tuple[list[Path], Path]] = []
-    monkeypatch.setattr(after_training, "report_runs", lambda _, *of_runs: calls.append(of_runs))
-    after_training.report_ended(Console(), tmp_path, code)
+    monkeypatch.setattr(report, "report_runs", lambda _, *of_runs: calls.append(of_runs))
+    report.report_ended(Console(), tmp_path, code)
     assert calls == [([tmp_path], tmp_path / "report.html")] * reported
     line = f"a signal ended the run; esper report {tmp_path} draws what it did\n"
     assert capsys.readouterr().err == ("" if reported else line)
@@ -144,8 +144,8 @@ def test_a_report_that_fails_does_not_look_like_a_failed_training(
     def fail(*_: object) -> None:
         raise KeyError("anything")
 
-    monkeypatch.setattr(after_training, "write_report", fail)
-    after_training.report_ended(Console(), tmp_path, 0)
+    monkeypatch.setattr(report, "write_report", fail)
+    report.report_ended(Console(), tmp_path, 0)
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()

@@ -13,7 +13,6 @@ from esper.karn.queries import Store
 from esper.karn.views import VIEWS
 from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
-from processes import refusal
 
 RUN = str(Path(__file__).parents[1] / "recorded" / "anomalous")
 SQL = (
@@ -81,25 +80,6 @@ def test_parquet_keeps_types(tmp_path: Path) -> None:
     assert table["missing"].null_count == 2
     assert table["bad"].null_count == 0
     assert [str(field.type) for field in table.schema][:3] == ["int64", "double", "double"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "needs runs and SQL"),
-        ([RUN], "needs runs and SQL"),
-        ([RUN, "SELECT nope FROM updates"], "SQL: "),
-        ([RUN, SQL, "--format", "xml"], "--format: "),
-        ([RUN, SQL, "--format", "parquet"], "-o"),
-        ([RUN, SQL, "-o", "/nope/x"], "output: "),
-        (["/nope", SQL], "run: "),
-        ([RUN, SQL, "--forma", "csv"], "did you mean --format?"),
-    ],
-)
-def test_a_usage_error_is_one_line_and_exit_status_2(
-    capsys, arguments: list[str], says: str
-) -> None:
-    assert says in refusal(capsys, esper, "query", *arguments)
 
 
 def test_an_interrupted_query_ends_as_any_interrupted_command(monkeypatch, capsys) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.former import FORMER
+from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
-from esper.scripts.settings_file import settings_file
 from processes import ROOT, ran_python
 
 SOURCE = ROOT / "src" / "esper"
@@ -83,12 +83,9 @@ def test_a_new_setting_needs_only_a_new_field(tmp_path: Path) -> None:
 READERS = (
     "leyline/config/setting.py",
     "leyline/config/reading.py",
-    "leyline/config/ranges.py",
-    "leyline/config/values.py",
     "scripts/entry.py",
     "scripts/flags.py",
     "scripts/from_records.py",
-    "scripts/settings_file.py",
     "scripts/train.py",
     "scripts/watched.py",
     "simic/training/vectorized.py",

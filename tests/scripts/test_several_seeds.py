@@ -11,8 +11,8 @@ from rich.console import Console
 from scipy import stats
 
 from esper.karn.runs import inspect
-from esper.scripts import after_training
-from esper.scripts.console import LiveProgress
+from esper.scripts import report
+from esper.scripts.progress import LiveProgress
 from esper.scripts.several_seeds import training_seeds_table
 from esper.scripts.train import train
 from esper.simic.run.checkpoint import load_latest
@@ -50,7 +50,7 @@ def shown(table) -> str:
 @pytest.fixture(autouse=True)
 def without_reports(monkeypatch) -> None:
     """Drawing takes longer than such a run; those of ``group`` are drawn."""
-    monkeypatch.setattr(after_training, "write_report", lambda runs, target: target)
+    monkeypatch.setattr(report, "write_report", lambda runs, target: target)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,14 @@
 """Commands on damaged, vanishing, forged and unwritable files: one line, and nothing good lost."""
 
 import errno
+import io
 import math
 import os
+import pickle
 import random
 import re
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,12 @@ import torch
 from esper.leyline import disk
 from esper.leyline.disk import lock_file
 from esper.leyline.errors import UsageError
-from esper.scripts import grow_model, grown_files, progress_lines, query
+from esper.scripts import grow_model, grown_files, query
 from esper.scripts.grow import grow
-from esper.scripts.progress_lines import ProgressLines
-from esper.simic.run.event_lines import cut_events
-from esper.simic.training.replay import replay
+from esper.scripts.main import esper
+from esper.simic.run.run_directory import cut_events
+from esper_lab import progress_lines
+from esper_lab.progress_lines import ProgressLines
 from processes import refusal
 
 SOURCE = """
@@ -78,12 +82,13 @@ def test_a_damaged_file_of_a_stopped_growth_is_one_line(
 
 
 def test_a_damaged_result_is_one_line(command: list[str], capsys) -> None:
-    assert grow(command) == 0
-    capsys.readouterr()
+    assert [grow(command), grow(command)] == [0, 0]
+    assert "was finished before; remove it to grow anew" in capsys.readouterr().out
     path = Path("out/result.json")
-    for copy in damaged_copies(path.read_bytes()):
+    for copy in [*damaged_copies(path.read_bytes()), b"{"]:
         path.write_bytes(copy)
-        assert f"{path} is damaged" in refusal(capsys, grow, *command)
+        error = refusal(capsys, grow, *command)
+        assert re.match(rf"esper: out: {path} is damaged \(.*\); remove .* to grow", error), error
 
 
 def test_the_second_writer_of_a_folder_is_refused(command: list[str], capsys) -> None:
@@ -146,11 +151,46 @@ def test_a_line_of_brackets_is_cut_like_any_other(tmp_path: Path) -> None:
     assert (tmp_path / "events.jsonl").read_bytes() == b'{"round": 1}\n'
 
 
-def test_replay_does_not_advise_to_switch_safety_off(tmp_path: Path) -> None:
-    torch.save({"schema": re.compile("x")}, tmp_path / "round-000001.pt")
-    with pytest.raises(UsageError, match="it holds more than tensors") as error:
-        replay(tmp_path / "round-000001.pt")
-    assert "weights_only" not in str(error.value)
+def old_archive(path: Path) -> None:
+    """A file in the tar format of torch's first versions."""
+    content = pickle.dumps(1, protocol=2)
+    with tarfile.open(path, "w") as archive:
+        for name in ("sys_info", "pickle", "tensors", "storages"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: torch.save({"schema": re.compile("x")}, path),
+        lambda path: torch.jit.script(torch.nn.Linear(1, 1)).save(path),
+        old_archive,
+        lambda path: path.write_bytes(pickle.dumps(re.compile("x"), protocol=4)),
+    ],
+    ids=["object", "script", "tar", "pickle"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_replay_does_not_advise_to_switch_safety_off(write, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "round-000001.pt"
+    write(path)
+    error = refusal(capsys, esper, "replay", str(path))
+    assert "it holds more than tensors" in error
+    assert "weights_only" not in error
+
+
+@pytest.mark.parametrize("entry", ["settings", "random", "variants", "begun"])
+def test_a_stopped_growth_without_an_entry_does_not_blame_the_model(
+    entry: str, command: list[str], capsys
+) -> None:
+    path = stopped_after_growth(command, capsys) / "progress.pt"
+    content = torch.load(io.BytesIO(disk.read_sealed(path)), weights_only=True)
+    del content[entry]
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    disk.replace_sealed(path, buffer.getvalue())
+    assert f"checkpoint: {path} is damaged" in refusal(capsys, grow, *command, prints=True)
 
 
 def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from scipy import stats
 from esper.leyline.actions import Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
+from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
 from esper.scripts.tasks import show, tasks
 from esper.simic.training.vectorized import run_training
 from esper_lab import describe
-from esper_lab.diagnosis import STAGES, Diagnosis, Ending, PolicyResult
+from esper_lab.describe import STAGES, Diagnosis, Ending, PolicyResult
 from esper_lab.worth import Worth
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -120,10 +121,7 @@ def test_only_the_named_tasks_and_suites_are_shown(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("digits_wid", "did you mean 'digits_wide'"),
         ("held-out", "did you mean 'held_out'"),
-        ("digits digits", "twice"),
-        ("--plugin nowhere.py", "plugin: cannot read 'nowhere.py'"),
         ("--plugin a.py --plugin b.py", "plugin: .*contradict"),
         ("--describe digit", "did you mean 'digits'"),
         ("digits --describe digits", "describe: digits comes before --describe"),
@@ -167,7 +165,7 @@ def test_the_example_of_the_manual_is_listed_and_trains(tmp_path: Path, capsys) 
 
 def test_a_plugin_may_already_be_loaded(tmp_path: Path, capsys) -> None:
     path = manual_file(tmp_path)
-    load(str(path))
+    load(str(path), Permission((str(path),)))
     assert tasks(["stripes_in_noise", "--plugin", str(path)]) == 0
     assert "stripes_in_noise" in capsys.readouterr().out
 

@@ -32,8 +32,8 @@ def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(
     before = sorted(run.iterdir())
     line = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
     assert line.startswith(f"esper: plugin: {run} names ")
-    assert ", and resuming executes it; give" in line
-    assert "--plugin FILE again, or --trust" in line
+    assert "evil.py', which is not executed because data name it" in line
+    assert "give --plugin FILE, or --trust" in line
     assert not trace.exists()
     assert sorted(run.iterdir()) == before
     # The run has no checkpoint, which is found out after its plugin was executed.
@@ -44,7 +44,7 @@ def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(
 
 def test_trust_belongs_to_resume(capsys) -> None:
     error = refusal(capsys, esper, "train", "ppo", "--trust")
-    assert error.startswith("esper: trust: belongs to --resume")
+    assert error.startswith("esper: trust: belongs to --config-json and --resume")
 
 
 def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path, capsys) -> None:
@@ -53,7 +53,13 @@ def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path, cap
     content = {"settings": {"gym": "evil:Thing-v0"}, "fingerprint": {}}
     (run / "config.json").write_text(json.dumps(content))
     error = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
-    assert error.startswith(f"esper: gym: {run} names 'evil:Thing-v0', and resuming")
+    assert error.startswith(
+        f"esper: gym: {run} names 'evil:Thing-v0', whose module is not imported"
+    )
+    assert "give --gym ID, or --trust" in error
+    for flags in (("--gym", "evil:Thing-v0"), ("--trust",)):
+        error = refusal(capsys, esper, "train", "ppo", "--resume", str(run), *flags)
+        assert error.startswith("esper: gym: evil:Thing-v0 cannot be created (No module named")
 
 
 def test_the_command_that_resumes_names_the_plugins(planted) -> None:

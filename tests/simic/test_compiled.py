@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import CppCompileError, InductorError
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.compiled import is_compiler_error, resolve_mode
 from esper.simic.growth.agent import growth_agent
+from esper.simic.loss import is_compiler_error, resolve_mode
 from esper.simic.ppo import PPOAgent
 from synthetic import CPU, synthetic_rollout
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.gym.collect import collect
-from esper.simic.sequences import segments, split_sequences
+from esper.simic.rollout import segments, split_sequences
 from scripted_gym import agent_for, scripted
 
 

@@ -22,7 +22,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.config import LearnerConfig
 from esper.simic import trainer as trainer_module
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import BehaviourCloning
 from esper.simic.records.episodes import Episodes
@@ -138,7 +138,6 @@ def naive_clone_loss(
 ) -> tuple[Tensor, nn.Module]:
     """The loss of cloning in float64, one step of one episode at a time; and its policy."""
     policy = copy.deepcopy(trainer.policy).double()
-    policy.native = False
     host, slots = trainer.moments.host, trainer.moments.slots
     returns, observed = trainer.return_moments, batch.observation
     total, steps = torch.zeros((), dtype=torch.float64), 0
@@ -412,7 +411,6 @@ def test_encoder_and_lstm_are_in_half_precision_and_nothing_else(dtype) -> None:
 
         return hook
 
-    trainer.policy.native = False
     for name in ("encoder", "lstm", "op_head", "value_head"):
         trainer.policy.get_submodule(name).register_forward_hook(watch(name))
     metrics = trainer.step(whole_batch(synthetic_episodes(LENGTHS)))

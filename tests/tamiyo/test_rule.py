@@ -7,7 +7,7 @@ from esper.leyline.actions import Op
 from esper.runtime.tasks import find
 from esper.simic.growth.collect import collect
 from esper.tamiyo.try_and_keep import RuleActor
-from esper_lab.trials import TRIALS, TURNS, TrialPlan, TurnPlan, trial_actor
+from esper_lab.controls import TRIALS, TURNS, TrialPlan, TurnPlan, trial_actor
 from support import small_environments
 
 KEPT = TrialPlan(size=0.0, start=0.0, keep=99, decision=1.0)

@@ -10,7 +10,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import run_training
-from esper.tolaria.device_memory import parts_within, row_memory
+from esper.tolaria.memory import parts_within, row_memory
 from esper.tolaria.precision import Precision
 from small_runs import SMALL
 from support import small_environments

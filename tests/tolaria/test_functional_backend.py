@@ -14,7 +14,7 @@ from esper.simic.growth.collect import collect
 from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.backends import HeldBack, Variant
 from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.functional import FunctionalBackend
+from esper.tolaria.backends.torch import FunctionalBackend
 from esper.tolaria.plan import Seeds
 from oracles.residual import CLASSES, IMAGE, SLOTS, NaiveResidual, ResidualNet
 from residual_hosts import gardens, random_numbers, residual_host

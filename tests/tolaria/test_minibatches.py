@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.runtime.augmentation import Augmentation
+from esper.runtime.data import Augmentation
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank

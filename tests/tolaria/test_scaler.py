@@ -12,22 +12,21 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedSignals
-from esper.kasmina.stack import Stack
 from esper.leyline.errors import UsageError
-from esper.tolaria import loss_scales as scaler
-from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria import precision as scaler
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.governor import Governor, Reason
-from esper.tolaria.health import updated_signals
-from esper.tolaria.loss_scales import (
+from esper.tolaria.precision import (
     GROWTH_INTERVAL,
     MAX_SCALE,
     MIN_SCALE,
     START,
     LossScales,
+    Precision,
     ScaleTable,
 )
-from esper.tolaria.precision import Precision
+from esper.tolaria.results import EpochResult, Scores, updated_signals
+from esper.tolaria.stores import Stack
 from support import (
     CPU,
     LIVES,

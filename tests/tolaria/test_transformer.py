@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.actions import Style
-from esper.tolaria.plan import CHUNK, Seeds, plan
+from esper.tolaria.plan import CHUNK, Seeds
 from support import (
     LIVES,
     SEQUENCE_NAMES,
@@ -72,9 +72,9 @@ def test_scores_ablations_and_commitments_match_the_modules(split: str):
 
 def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
     """Logits ``[N, B, T, classes]`` of ``inputs [B, 1, T, N, 1]``."""
-    stack, calls = random_stack(host, len(garden)), plan(Seeds.acting(seed_state(garden, 3)))
+    stack, seeds = random_stack(host, len(garden)), Seeds.acting(seed_state(garden, 3))
     backend = backend_of(host)
-    out = backend._forward(*backend._read(stack, calls, None), inputs, training=False)
+    out = backend._forward(backend._read(stack, seeds, None), inputs)
     return out.unflatten(1, (len(inputs), host.context))
 
 

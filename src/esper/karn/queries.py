@@ -1,25 +1,221 @@
 """SQL over events and records of runs, live or ended, in a database without file access."""
 
 import json
+import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import duckdb
 import pyarrow
+import pyarrow.dataset
+import pyarrow.fs
 
-from esper.karn.event_tables import EventTables
-from esper.karn.record_views import RECORD_VIEWS, create_record_views
 from esper.karn.runs import RunInfo, config_of, find_runs, inspect
-from esper.karn.views import METRIC_NAMES, TASKS, VIEWS, WORDS, sql_literal, view_definitions
+from esper.karn.views import (
+    METRIC_NAMES,
+    TASKS,
+    VIEWS,
+    WORDS,
+    event_table,
+    sql_literal,
+    view_definitions,
+)
 from esper.leyline.errors import UsageError
+from esper.leyline.events import EVENTS
+from esper.leyline.events.parts import DamagedPart, check_part, parts_of, write_lines
 from esper.leyline.notices import notice
-from esper.leyline.records import record_files
+from esper.leyline.records import (
+    Layout,
+    Record,
+    VerifiedRecords,
+    record_files,
+    record_schema,
+)
+
+
+class EventTables:
+    """The lines of runs: the view ``event_lines``, and over it one table per kind of event.
+
+    Parts of long runs are read where they are. The other lines are checked one by one and written
+    to files of the same form in ``folder``, so that a query of a long run needs no more memory than
+    one of a short run.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._files: dict[str, list[Path]] = defaultdict(list)
+        self._damage: Counter[str] = Counter()
+
+    def add(self, run: Path, name: str) -> None:
+        """Add the lines that a run has now, as those of ``name`` in the column ``run``.
+
+        A damaged part is left out, with one line on stderr.
+
+        Raises:
+            OSError: the file has vanished, or the folder is full.
+        """
+        with (run / "events.jsonl").open("rb") as file:
+            for part in parts_of(run, file):
+                try:
+                    check_part(part)
+                except DamagedPart as error:
+                    notice(f"warning: {error}; its events are left out")
+                    self._damage[name] += 1
+                else:
+                    # A link, whose name means nothing else to the database.
+                    link = self._new_file()
+                    link.symlink_to(part.path.absolute())
+                    self._files[name].append(link)
+            file.seek(0)
+            target = self._new_file()
+            write_lines(file, target)
+            self._files[name].append(target)
+
+    def _new_file(self) -> Path:
+        return self._folder / f"lines-{len(list(self._folder.iterdir()))}.parquet"
+
+    def register(self, database: duckdb.DuckDBPyConnection) -> Counter[str]:
+        """Create the views; return how many lines of each run are no events.
+
+        A damaged part counts as one line. Of all files, a query may then read only those of the
+        views, once external access is off.
+        """
+        texts = {n: [sql_literal(str(f)) for f in files] for n, files in self._files.items()}
+        paths = ", ".join(path for paths in texts.values() for path in paths)
+        database.execute(f"SET allowed_paths = [{paths}]")
+        selections = [
+            f"SELECT {sql_literal(name)} AS run, event_type, data "
+            f"FROM read_parquet([{', '.join(paths)}])"
+            for name, paths in texts.items()
+        ]
+        none = "SELECT '' AS run, '' AS event_type, '' AS data WHERE false"
+        database.execute(f"CREATE VIEW event_lines AS {' UNION ALL '.join(selections or [none])}")
+        for kind in EVENTS:
+            database.execute(f"CREATE VIEW {kind.lower()} AS {event_table(kind)}")
+        sql = "SELECT run, count(*) FROM event_lines WHERE event_type IS NULL GROUP BY run"
+        return self._damage + Counter(dict(database.execute(sql).fetchall()))
+
+
+RECORD_VIEWS: Final = ("records", "record_files")
+"""The views over records: a row per environment and step, and a row per file."""
+
+_TEXT, _INTEGER = pyarrow.string(), pyarrow.int64()
+_NAMES = pyarrow.list_(_TEXT)
+_FILES = {
+    "run": (_TEXT, ""),
+    "round": (_INTEGER, "header.round"),
+    "policy": (_TEXT, "header.policy"),
+    "episodes": (_INTEGER, "header.episodes"),
+    "steps": (_INTEGER, "header.steps"),
+    "bytes": (_INTEGER, ""),
+    "draws": (_NAMES, ""),
+    "host_features": (_NAMES, "header.layout.host"),
+    "slot_features": (_NAMES, "header.layout.slots"),
+    "critic_features": (_NAMES, "header.layout.critic"),
+    "heads": (_NAMES, "header.layout.heads"),
+    "ops": (_NAMES, ""),
+    "blueprints": (_NAMES, ""),
+    "format": (_INTEGER, "header.format"),
+    "esper": (_TEXT, "header.esper"),
+    "path": (_TEXT, ""),
+}
+"""Columns of the view ``record_files``: type, and attribute of a record where it is one."""
+_NO_LAYOUT = Layout(
+    host=["-"], slots=["-"], critic=["-"], heads=["-"], options={"op": ["-"], "blueprint": ["-"]}
+)
+"""Gives the views their columns where there is no record."""
+
+_LISTS = {
+    "host": "FLOAT[]",
+    "slots": "FLOAT[][]",
+    "critic": "FLOAT[]",
+    "legal_ops": "BOOLEAN[][]",
+    "legal_blueprints": "BOOLEAN[][]",
+    "actions": "SMALLINT[]",
+    "task": "VARCHAR",
+    "draw": "VARCHAR",
+}
+"""Types of the columns whose type in the files depends on the layout."""
+
+
+def create_record_views(
+    database: duckdb.DuckDBPyConnection, runs: Mapping[Path, str], skip_bad: bool, folder: Path
+) -> None:
+    """Create or replace the views over records.
+
+    Args:
+        database: receives the views.
+        runs: the name of each run directory.
+        skip_bad: whether to leave out damaged records, each with one line on stderr.
+        folder: where the records stay readable until the database is closed.
+
+    Raises:
+        UsageError: a record is damaged, and ``skip_bad`` is false.
+    """
+    rows: list[dict[str, Any]] = []
+    groups: list[tuple[str, Layout, list[str]]] = []
+    for record in VerifiedRecords(list(runs), skip_bad):
+        name, layout = runs[record.run], record.header.layout
+        rows.append(_record_row(name, record))
+        if not groups or groups[-1][:2] != (name, layout):
+            groups.append((name, layout, []))
+        path = _lasting_path(record, folder / f"record-{len(rows)}.parquet")
+        groups[-1][2].append(str(path))
+    selections = []
+    for number, (name, layout, paths) in enumerate(groups or [("", _NO_LAYOUT, [])]):
+        # One table, of which only the columns that a query needs are read.
+        schema, files = record_schema(layout), pyarrow.fs.LocalFileSystem()
+        data = pyarrow.dataset.dataset(paths, schema, format="parquet", filesystem=files)
+        database.register(f"records_{number}", data)
+        casts = ", ".join(f"{column}::{kind} AS {column}" for column, kind in _LISTS.items())
+        ops = ", ".join(map(sql_literal, layout.options["op"]))
+        selections.append(
+            f"SELECT {sql_literal(name)} AS run, * REPLACE ({casts}), "
+            f"[{ops}][actions[1] + 1] AS op FROM records_{number}"
+        )
+    database.execute(f"CREATE OR REPLACE VIEW records AS {' UNION ALL '.join(selections)}")
+    schema = pyarrow.schema([(column, kind) for column, (kind, _) in _FILES.items()])
+    database.register("files_of_records", pyarrow.Table.from_pylist(rows, schema))
+    database.execute("CREATE OR REPLACE VIEW record_files AS SELECT * FROM files_of_records")
+
+
+def _lasting_path(record: Record, link: Path) -> Path:
+    """A path at which the record stays as it was verified.
+
+    A live run with ``--record-last`` removes its records while a query reads them.
+    """
+    try:
+        os.link(record.path, link)
+    except OSError:
+        if config_of(record.run).get("settings", {}).get("record_last") is None:
+            return record.path
+        link.write_bytes(record.content)
+    return link
+
+
+def _record_row(name: str, record: Record) -> dict[str, Any]:
+    options = record.header.layout.options
+    return {
+        "run": name,
+        "bytes": len(record.content),
+        "draws": list(record.header.tasks),
+        "ops": options["op"],
+        "blueprints": options["blueprint"],
+        "path": str(record.path),
+        **{
+            column: attrgetter(attribute)(record)
+            for column, (_, attribute) in _FILES.items()
+            if attribute
+        },
+    }
+
 
 ROWS = 16_384
 """Rows per batch of a result."""
@@ -31,27 +227,27 @@ _NAMES_RECORDS = re.compile(rf"\b({'|'.join(RECORD_VIEWS)})\b", re.IGNORECASE)
 
 _RUNS = pyarrow.schema(
     [
-        ("run", pyarrow.string()),
-        ("path", pyarrow.string()),
-        ("status", pyarrow.string()),
-        ("policy", pyarrow.string()),
-        ("tasks", pyarrow.list_(pyarrow.string())),
-        ("rounds_done", pyarrow.int64()),
-        ("rounds_total", pyarrow.int64()),
+        ("run", _TEXT),
+        ("path", _TEXT),
+        ("status", _TEXT),
+        ("policy", _TEXT),
+        ("tasks", _NAMES),
+        ("rounds_done", _INTEGER),
+        ("rounds_total", _INTEGER),
         ("gain", pyarrow.float64()),
         ("validation_gain", pyarrow.float64()),
-        ("envs", pyarrow.int64()),
-        ("episode_length", pyarrow.int64()),
-        ("device", pyarrow.string()),
+        ("envs", _INTEGER),
+        ("episode_length", _INTEGER),
+        ("device", _TEXT),
         ("amp_enabled", pyarrow.bool_()),
-        ("amp_dtype", pyarrow.string()),
-        ("schema", pyarrow.int64()),
-        ("resumed", pyarrow.int64()),
-        ("unreadable", pyarrow.int64()),
+        ("amp_dtype", _TEXT),
+        ("schema", _INTEGER),
+        ("resumed", _INTEGER),
+        ("unreadable", _INTEGER),
         ("started", pyarrow.float64()),
         ("last_activity", pyarrow.float64()),
-        ("bytes", pyarrow.int64()),
-        ("settings", pyarrow.string()),
+        ("bytes", _INTEGER),
+        ("settings", _TEXT),
     ]
 )
 """Columns of the view ``runs``. ``started`` and ``last_activity`` are seconds since 1970;
@@ -147,8 +343,7 @@ class Store:
         database.execute(f"SET memory_limit = '{MEMORY_MEGABYTES}MB'")
         database.execute("SET threads = 1")
         database.execute(f"SET temp_directory = {sql_literal(self._folder.name)}")
-        tables.register(database)
-        rows = list(_rows(infos, database, tables.unreadable(database)))
+        rows = list(_rows(infos, database, tables.register(database)))
         database.register("runs", pyarrow.Table.from_pylist(rows, _RUNS))
         database.execute(f"CREATE VIEW tasks_of_rounds AS {TASKS}")
         database.execute(f"CREATE VIEW words AS {WORDS}")

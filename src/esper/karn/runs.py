@@ -105,8 +105,11 @@ def inspect(run: Path) -> RunInfo:
     word = shell_word(str(run))
     files = settings.get("plugin")
     words = [shell_word(p) for p in files if isinstance(p, str)] if isinstance(files, list) else []
-    # Said again on resuming, because a plugin is executed.
-    plugins = f" --plugin {' '.join(words)}" if words else ""
+    # Said again on resuming, because it is executed.
+    code = f" --plugin {' '.join(words)}" if words else ""
+    gym = settings.get("gym")
+    if isinstance(gym, str) and ":" in gym:
+        code += f" --gym {shell_word(gym)}"
     return RunInfo(
         path=run,
         status=status,
@@ -119,7 +122,7 @@ def inspect(run: Path) -> RunInfo:
         started=_start_time(run),
         last_activity=tail.time if tail.time is not None else checkpoint_time,
         bytes=_size(run),
-        resume=f"esper train {algorithm} --resume {word} --rounds {total}{plugins}"
+        resume=f"esper train {algorithm} --resume {word} --rounds {total}{code}"
         if resumable
         else None,
     )

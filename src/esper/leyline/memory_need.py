@@ -4,9 +4,9 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.errors import UsageError
@@ -97,17 +97,13 @@ def policy_bytes(lstm_hidden: int) -> float:
     return 8.0 * lstm_hidden * (lstm_hidden + 1) * _FLOAT * _COPIES
 
 
-@dataclass(frozen=True, slots=True)
-class TaskMemory:
-    """What the estimate needs to know of a task.
-
-    Attributes:
-        host_bytes: see ``check_environments``.
-        episode_length: steps of its episodes.
-    """
+class TaskMemory(NamedTuple):
+    """What the estimate needs to know of a task."""
 
     host_bytes: int
+    """See ``check_environments``."""
     episode_length: int
+    """Steps of its episodes."""
 
 
 @cache

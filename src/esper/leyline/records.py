@@ -17,7 +17,7 @@ import msgspec
 import pyarrow
 import pyarrow.parquet
 
-from esper.leyline.config.values import shown
+from esper.leyline.config.setting import shown
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 

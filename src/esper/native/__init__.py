@@ -1,6 +1,6 @@
-"""The native library in C++: hosts and policy.
+"""The native library in C++: the hosts.
 
-``build`` compiles ``src`` or finds a compiled library, ``structures`` reads the structures of each
+``build`` compiles ``src`` or finds a compiled library, ``structures`` reads the structures of
 ``calls.h``, ``library`` loads the library, returns its functions and passes tensors to them.
-The modules ``tolaria.backends.native`` and ``tamiyo.policy.native_network`` call it.
+``tolaria.backends.native`` calls it.
 """

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from esper.native.structures import PARTS, SOURCE, layout_source
+from esper.native.structures import SOURCE, layout_source
 
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -92,7 +92,7 @@ def compile_library(command: list[str], path: Path) -> None:
     with temporary as folder, ThreadPoolExecutor(2) as pool:
         layout = Path(folder) / "layout.cpp"
         layout.write_text(layout_source())
-        units = [*(SOURCE / part / "library.cpp" for part in PARTS), layout]
+        units = [SOURCE / "hosts" / "library.cpp", layout]
         objects = [f"{folder}/{number}.o" for number in range(len(units))]
         jobs = [
             [*command, f"-I{SOURCE}", "-c", str(unit), "-o", target]

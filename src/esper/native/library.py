@@ -104,7 +104,7 @@ def function(name: str, *arguments: Any) -> Callable[..., int]:
 
 
 def _check(result: int, _: Any, __: Any) -> int:
-    """Raise the exception for a result defined in ``guarded.h``."""
+    """Raise the exception for a result defined in ``library.cpp``."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the native backend ran out of memory")
     if result == _FAILURE:

@@ -1,4 +1,4 @@
-"""The structures and enumerations of each ``calls.h``, parsed from its source text.
+"""The structures and enumerations of ``calls.h``, parsed from its source text.
 
 Each definition thus exists only in C++. ``layout_source`` makes the compiler compare its layout
 with that of ctypes, so a library in which they differ cannot be built.
@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 SOURCE = Path(__file__).parent / "src"
-PARTS = ("hosts", "policy")
-"""The folders of ``SOURCE``, each with a ``calls.h`` and a ``library.cpp``, the slowest to compile
-first."""
 
 _NUMBERS: dict[str, type] = {
     "int32_t": ctypes.c_int32,
@@ -28,7 +25,7 @@ _DECLARATION = re.compile(r"(?:const )?(\w+)\b([\s\w*,]+)")
 
 
 class Struct(ctypes.Structure):
-    """A structure of a ``calls.h``. All fields must be given by keyword.
+    """A structure of ``calls.h``. All fields must be given by keyword.
 
     Raises:
         TypeError: a field is missing or unknown.
@@ -49,7 +46,7 @@ class Struct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Definitions:
-    """Definitions of a ``calls.h``; each structure is also an attribute.
+    """Definitions of ``calls.h``; each structure is also an attribute.
 
     Attributes:
         structs: structures by name.
@@ -66,13 +63,13 @@ class Definitions:
 
 
 @cache
-def definitions(part: str, source: Path = SOURCE) -> Definitions:
-    """The definitions in the ``calls.h`` of ``part``, one of ``PARTS``.
+def definitions(source: Path = SOURCE) -> Definitions:
+    """The definitions in ``hosts/calls.h``.
 
     Raises:
         ValueError: a declaration cannot be parsed.
     """
-    text = re.sub(r"//[^\n]*", "", (source / part / "calls.h").read_text())
+    text = re.sub(r"//[^\n]*", "", (source / "hosts" / "calls.h").read_text())
     calls = Definitions({}, {})
     for template, what, name, body in _DEFINITION.findall(text):
         if what != "struct":
@@ -80,7 +77,7 @@ def definitions(part: str, source: Path = SOURCE) -> Definitions:
             continue
         fields = list(_fields(body, calls.enums))
         names = tuple(field for field, _ in fields)
-        cpp = f"esper::{part}::{name}{'<float>' if template else ''}"
+        cpp = f"esper::hosts::{name}{'<float>' if template else ''}"
         calls.structs[name] = type(
             name, (Struct,), {"names": names, "cpp": cpp, "_fields_": fields}
         )
@@ -103,17 +100,15 @@ def _fields(body: str, enums: Iterable[str]) -> Iterator[tuple[str, type]]:
 
 def layout_source() -> str:
     """C++ source that compiles only if the compiler lays out the structures as ctypes does."""
-    lines = ["#include <cstddef>", *(f'#include "{part}/calls.h"' for part in PARTS)]
-    for part in PARTS:
-        calls = definitions(part)
-        for name, struct in calls.structs.items():
-            for field in struct.names:
-                offset = f"offsetof({struct.cpp}, {field}) == {getattr(struct, field).offset}"
-                lines.append(f'static_assert({offset}, "{name}.{field}");')
-            size = f"sizeof({struct.cpp}) == {ctypes.sizeof(struct)}"
-            lines.append(f'static_assert({size}, "the size of {name}");')
-        for name, members in calls.enums.items():
-            for number, member in enumerate(members):
-                value = f"int(esper::{part}::{name}::{member}) == {number}"
-                lines.append(f'static_assert({value}, "{name}.{member}");')
+    lines, calls = ["#include <cstddef>", '#include "hosts/calls.h"'], definitions()
+    for name, struct in calls.structs.items():
+        for field in struct.names:
+            offset = f"offsetof({struct.cpp}, {field}) == {getattr(struct, field).offset}"
+            lines.append(f'static_assert({offset}, "{name}.{field}");')
+        size = f"sizeof({struct.cpp}) == {ctypes.sizeof(struct)}"
+        lines.append(f'static_assert({size}, "the size of {name}");')
+    for name, members in calls.enums.items():
+        for number, member in enumerate(members):
+            value = f"int(esper::hosts::{name}::{member}) == {number}"
+            lines.append(f'static_assert({value}, "{name}.{member}");')
     return "\n".join([*lines, ""])

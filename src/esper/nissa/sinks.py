@@ -6,8 +6,15 @@ from typing import BinaryIO, Protocol
 
 from esper.leyline.config import OutputConfig
 from esper.leyline.events import Event, encode
-from esper.leyline.events.part_writer import PART_BYTES, chunks, write_lines, write_part
-from esper.leyline.events.parts import FOLDER, parts_of, superseded_parts
+from esper.leyline.events.parts import (
+    FOLDER,
+    PART_BYTES,
+    chunks,
+    parts_of,
+    superseded_parts,
+    write_lines,
+    write_part,
+)
 from esper.leyline.notices import notice
 from esper.nissa.trackers import TensorBoard, WandB, require_library
 

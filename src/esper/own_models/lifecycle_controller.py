@@ -52,7 +52,7 @@ class LifecycleController:
         body: the module and its slots.
         actor: the policy, which has begun.
         validate: returns the validation of the module as it is.
-        price: price of parameters, see ``rewards.utility``.
+        price: price of parameters, see ``features.utility``.
         max_parameters: most parameters of the module with all its seeds; None for no limit.
         classes: see ``DivergenceDetector``.
     """

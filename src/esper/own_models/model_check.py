@@ -40,7 +40,6 @@ from esper.own_models.step_cost import (
     MORE,
     Cost,
     PolicyPrice,
-    call_and_restore,
     duration,
     parameter_bytes,
     policy_price,
@@ -243,21 +242,15 @@ def _measure(
         report.memory_with_seeds = parameter_bytes(model) + report.step_with_seeds.activations
     finally:
         strip(model)
-    repeats: list[bool] = []
     batch, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
-
-    def twice() -> None:
-        states = []
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    passes = []
+    with random_state_kept(), buffers_kept(model):
         for _ in range(2):
             with random_state_kept():
-                parameters = [p for p in model.parameters() if p.requires_grad]
                 value = goal.loss(call(model, batch), some)
-                states.append(torch.autograd.grad(value, parameters, allow_unused=True))
-        pairs = zip(*states, strict=True)
-        repeats.append(all(a is None or torch.equal(a, b) for a, b in pairs))
-
-    call_and_restore(model, twice)
-    if not repeats[0]:
+                passes.append(torch.autograd.grad(value, parameters, allow_unused=True))
+    if not all(a is None or torch.equal(a, b) for a, b in zip(*passes, strict=True)):
         report.remarks.append(
             "two backward passes with the same random numbers differ: runs will not repeat exactly"
         )

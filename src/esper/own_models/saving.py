@@ -86,6 +86,8 @@ def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 FORMAT = 1
 """Version of what the file holds."""
+ENTRIES = {"settings", "initial", "begun", "now", "scale", "random", "variants"}
+"""What it holds beside the format."""
 
 
 def check_folder(path: Path) -> None:
@@ -131,6 +133,8 @@ def read(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         content = io.BytesIO(read_sealed(path))
         checkpoint: dict[str, Any] = torch.load(content, weights_only=True, map_location="cpu")
         version, stored_settings = checkpoint["format"], dict(checkpoint["settings"])
+        if missing := ENTRIES - checkpoint.keys():
+            raise KeyError(*missing)
     except Exception as error:
         # What a damaged file raises is undocumented.
         raise UsageError(

@@ -5,7 +5,6 @@ those of parameters, gradients and the state of AdamW. Both memory and time are 
 of samples beyond a constant, so two small batches predict the whole one.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Any
@@ -94,30 +93,20 @@ def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) 
             storages[storage.data_ptr()] = storage.nbytes()
         return x
 
-    def run() -> None:
+    begun = perf_counter()
+    with random_state_kept(), buffers_kept(model):
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
             loss = objective.loss(call(model, inputs), target)
         parameters = [p for p in model.parameters() if p.requires_grad]
         torch.autograd.grad(loss, parameters, allow_unused=True)
-
-    begun = perf_counter()
-    call_and_restore(model, run)
     return Cost(float(sum(storages.values())), perf_counter() - begun)
-
-
-def call_and_restore(model: nn.Module, run: Callable[[], None]) -> None:
-    """Call ``run`` and undo what it does to the module's buffers and to random numbers."""
-    with random_state_kept(), buffers_kept(model):
-        run()
 
 
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of parameters and buffers, gradients, and the two moments of AdamW."""
     trainable = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    frozen_bytes = sum(
-        p.numel() * p.element_size() for p in model.parameters() if not p.requires_grad
-    )
-    return 4 * trainable + frozen_bytes + sum(x.numel() * x.element_size() for x in model.buffers())
+    every = (*model.parameters(), *model.buffers())
+    return 3 * trainable + sum(x.numel() * x.element_size() for x in every)
 
 
 GIBIBYTE = 2**30

@@ -1,8 +1,8 @@
-"""Data sets that reside in memory, split into train, validation and test."""
+"""Data sets in memory, split into train, validation and test, and augmentation of images."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
@@ -11,9 +11,60 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.runtime.paths import absolute_path
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """Pads each image with ``reach`` pixels of 0 on every side and crops it to its original size.
+
+    A pose is one number that encodes the position of the crop and whether it is mirrored:
+    ``(flipped * span + down) * span + right`` with ``span = 2 reach + 1``.
+
+    Attributes:
+        reach: largest shift in each direction, in pixels.
+        flip: whether to mirror images left to right, with probability 0.5.
+    """
+
+    reach: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reach <= 1024:
+            raise ValueError(f"reach must lie in [0, 1024], got {self.reach}")
+
+    @property
+    def span(self) -> int:
+        """Number of positions of a crop along one axis."""
+        return 2 * self.reach + 1
+
+    @property
+    def poses(self) -> int:
+        """Number of poses, which are equally likely."""
+        return self.span**2 * (2 if self.flip else 1)
+
+    # Native twin: hosts/worker.h, gather_posed.
+    def apply(self, images: Tensor, poses: Tensor) -> Tensor:
+        """Crop and flip ``images [n, H, W, C]`` to ``poses``, int64 ``[n]`` on the same device."""
+        count, height, width, _ = images.shape
+        rows = torch.arange(height, device=images.device)
+        columns = torch.arange(width, device=images.device).expand(count, -1)
+        mirror = (poses // self.span**2)[:, None] > 0
+        y = rows + (poses // self.span % self.span - self.reach)[:, None]
+        x = torch.where(mirror, width - 1 - columns, columns)
+        x = x + (poses % self.span - self.reach)[:, None]
+        inside = _inside(y, height)[:, :, None] & _inside(x, width)[:, None, :]
+        image = torch.arange(count, device=images.device)[:, None, None]
+        crop = images[image, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]]
+        return torch.where(inside[..., None], crop, 0.0)
+
+
+def _inside(position: Tensor, size: int) -> Tensor:
+    return (position >= 0) & (position < size)
 
 
 @dataclass(frozen=True)
@@ -198,45 +249,6 @@ def digits(
     )
 
 
-@cache
-def mislabelled(
-    data: Callable[..., Dataset],
-    share: float,
-    seed: int = 0,
-    only: tuple[int, ...] | None = None,
-    **settings: Any,
-) -> Dataset:
-    """``data(seed=seed, **settings)`` with wrong training labels, and with some classes only.
-
-    ``share`` of the training labels are replaced by labels drawn uniformly, always the same ones.
-    All splits keep only the classes ``only`` (None: all), from which the wrong labels are drawn
-    too; the labels stay the same and so does ``Dataset.classes``.
-
-    Raises:
-        ValueError: ``share`` is not in [0, 1].
-    """
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"share must lie in [0, 1], got {share}")
-    dataset = data(seed=seed, **settings)
-    if only is not None:
-        dataset = _of_classes(dataset, only)
-    draws = np.random.default_rng(seed)
-    wrong = torch.from_numpy(draws.random(dataset.train_labels.shape) < share)
-    labels = torch.tensor(range(dataset.classes) if only is None else only)
-    wrong_labels = labels[draws.integers(len(labels), size=tuple(dataset.train_labels.shape))]
-    return replace(dataset, train_labels=torch.where(wrong, wrong_labels, dataset.train_labels))
-
-
-def _of_classes(data: Dataset, only: tuple[int, ...]) -> Dataset:
-    """``data`` with the rows of some classes only."""
-    parts: dict[str, Any] = {}
-    for name in ("train", "validation", "test"):
-        images, labels = getattr(data, f"{name}_images"), getattr(data, f"{name}_labels")
-        rows = torch.isin(labels, torch.tensor(only))
-        parts |= {f"{name}_images": images[rows], f"{name}_labels": labels[rows]}
-    return replace(data, **parts)
-
-
 def _part_of_each_class(labels: np.ndarray, fraction: float) -> np.ndarray:
     """Whether each of ``labels [n]`` is in the first ``fraction`` of its class, bool ``[n]``."""
     part = np.zeros(len(labels), dtype=bool)
@@ -254,3 +266,62 @@ def _shift(images: np.ndarray, down: int, right: int) -> np.ndarray:
     padded = np.pad(images, padding)
     row, column = reach - down, reach - right
     return padded[..., row : row + height, column : column + width]
+
+
+Source = tuple[Any, Any] | TorchDataset[Any] | DataLoader[Any]
+"""A pair of images and labels, a data set of such pairs, or a loader of batches."""
+
+_BATCH = 256
+"""Images per batch when reading a torch data set."""
+
+
+def read_dataset(train: Source, validation: Source, test: Source, classes: int) -> Dataset:
+    """Make a ``Dataset`` from arrays, torch data sets or data loaders.
+
+    Args:
+        train, validation, test: each a pair (images, labels) of arrays or tensors, a torch
+            ``Dataset`` of such pairs, or a ``DataLoader`` over one, which is read once. An image is
+            ``[C, H, W]`` as in torch, or a vector ``[F]``, which becomes one pixel.
+        classes: number of classes, numbered from 0.
+
+    Raises:
+        UsageError: a split cannot be read or has wrong shapes or types; see also ``Dataset``.
+    """
+    return Dataset(
+        *_split("train", train), *_split("validation", validation), *_split("test", test), classes
+    )
+
+
+def _split(name: str, source: Source) -> tuple[Tensor, Tensor]:
+    try:
+        pairs = [source] if isinstance(source, tuple) else list(_batches(source))
+        images = torch.cat([_tensor(batch[0]).float() for batch in pairs])
+        labels = torch.cat([_tensor(batch[1]) for batch in pairs])
+    except Exception as error:
+        reason = first_line(error)
+        raise UsageError(
+            f"data: the {name} split cannot be read ({reason}); give pairs of an image tensor and "
+            "a label"
+        ) from error
+    if labels.is_floating_point() or labels.ndim != 1:
+        raise UsageError(
+            f"data: labels of the {name} split are {labels.dtype} {list(labels.shape)}; "
+            "give one whole number per image"
+        )
+    if images.ndim == 2:
+        return images[:, None, None], labels.long()
+    if images.ndim != 4:
+        raise UsageError(
+            f"data: images of the {name} split are {list(images.shape)}; give [n, C, H, W] or "
+            "[n, F]"
+        )
+    return images.permute(0, 2, 3, 1).contiguous(), labels.long()
+
+
+def _batches(source: TorchDataset[Any] | DataLoader[Any]) -> Iterable[Any]:
+    """Batches of images and labels; a data set is read in order."""
+    return source if isinstance(source, DataLoader) else DataLoader(source, batch_size=_BATCH)
+
+
+def _tensor(values: Any) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))

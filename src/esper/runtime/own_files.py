@@ -17,6 +17,7 @@ from torch import nn
 
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime import plugins
+from esper.runtime.gate import Permission
 from esper.runtime.paths import absolute_path
 
 MODEL, LOADERS, RECIPE = "model", "loaders", "recipe"
@@ -109,7 +110,12 @@ class OwnFile:
         return arguments
 
 
-def find_own(model: str, data: str | None = None) -> OwnFile:
+def files_of(model: str, data: str | None = None) -> tuple[str, ...]:
+    """The files that ``FILE:NAME`` of a model and of its loaders name, for ``find_own``."""
+    return tuple(_split(text, "")[0] for text in (model, data) if text is not None)
+
+
+def find_own(model: str, data: str | None, permission: Permission) -> OwnFile:
     """The model and the loaders of ``FILE:NAME``, of a user's own files.
 
     Args:
@@ -117,15 +123,16 @@ def find_own(model: str, data: str | None = None) -> OwnFile:
             name.
         data: a function that returns the loaders of training, validation and, if there is one,
             test; ``loaders`` of the same file if None or without a name.
+        permission: must permit both files, see ``files_of``.
 
     Raises:
         UsageError: there is no such file or function, or the file fails.
     """
     file, name = _split(model, MODEL)
-    module = _module("model", file)
+    module = _module("model", file, permission)
     builds = _function("model", file, module, name)
     data_file, data_name = _split(file if data is None else data, LOADERS)
-    data_module = _module("data", data_file)
+    data_module = _module("data", data_file, permission)
     recipe = getattr(module, RECIPE, None)
     return OwnFile(
         Path(file).stem,
@@ -155,13 +162,13 @@ def _split(text: str, default: str) -> tuple[str, str]:
     return (file, name) if colon and name.isidentifier() else (text, default)
 
 
-def _module(setting: str, file: str) -> ModuleType:
+def _module(setting: str, file: str, permission: Permission) -> ModuleType:
     """The module of a file, which may import its neighbours as under ``python FILE``."""
     folder = os.path.dirname(absolute_path(file))
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return plugins.module(file)
+        return plugins.module(file, permission)
     except UsageError as error:
         raise UsageError(str(error).replace("plugin:", f"{setting}:", 1)) from error
 

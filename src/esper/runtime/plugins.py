@@ -4,26 +4,85 @@ import hashlib
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from esper.kasmina.blueprints import BUILDERS
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
+from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
+from esper.runtime.gate import Permission
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 
 _modules: dict[Path, ModuleType] = {}
-"""Files that this process has run, and their modules."""
+"""Files that this process has run, or others that stand for them, and their modules."""
 
 
-def load(path: str) -> None:
-    """Run the Python file at ``path``; each file runs once per process, whatever path names it.
+def load_all(config: TrainConfig, permission: Permission, source: str) -> None:
+    """Run the plugins, and import the module of the Gymnasium id, that settings name.
+
+    Args:
+        config: the settings.
+        permission: see ``load``.
+        source: where the settings come from, for messages.
 
     Raises:
-        UsageError: there is no such Python file, or it failed; names the failing line.
+        UsageError: see ``load``; or the module is not permitted, or fails.
     """
+    gym = config.gymnasium.gym
+    missing = [path for path in config.world.plugin if _key(path) not in _modules]
+    permission.check(missing, None if is_imported(gym) else gym, source)
+    for path in missing:
+        load(path, permission, source)
+    if gym is not None and not is_imported(gym):
+        try:
+            import_module(gym.partition(":")[0])
+        except (Exception, SystemExit) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UsageError(f"gym: {gym} cannot be created ({reason})") from error
+
+
+def is_imported(gym: str | None) -> bool:
+    """Whether the module that a Gymnasium id names is imported; true of an id without one."""
+    return gym is None or ":" not in gym or gym.partition(":")[0] in sys.modules
+
+
+def load(path: str, permission: Permission, source: str = "the command") -> None:
+    """Run the Python file at ``path``; each file runs once per process, whatever path names it.
+
+    Args:
+        path: the file; ``Permission.file`` says which one stands for it.
+        permission: what may run; a file that this process has run needs none.
+        source: what names the file, for messages.
+
+    Raises:
+        UsageError: it is not permitted, there is no such Python file, or it failed; names the
+            failing line.
+    """
+    if _key(path) not in _modules:
+        file = permission.file(path, source)
+        _run(file)
+        _modules[_key(path)] = _modules[_key(file)]
+
+
+def file_of(path: str) -> str:
+    """The file that this process has run as the plugin ``path``; ``path`` itself if none."""
+    module = _modules.get(_key(path))
+    return path if module is None else str(module.__file__)
+
+
+def _key(path: str) -> Path:
+    try:
+        return Path(absolute_path(path))
+    except ValueError:  # a null byte, which no file has
+        return Path(path)
+
+
+def _run(path: str) -> None:
+    """Run a file that is permitted, unless it has been."""
     try:
         file = Path(absolute_path(path))
         if file in _modules:
@@ -52,14 +111,14 @@ def load(path: str) -> None:
     _modules[file] = module
 
 
-def module(path: str) -> ModuleType:
+def module(path: str, permission: Permission) -> ModuleType:
     """The module of the Python file at ``path``, which is run if it has not been.
 
     Raises:
         UsageError: see ``load``.
     """
-    load(path)
-    return _modules[Path(absolute_path(path))]
+    load(path, permission)
+    return _modules[_key(path)]
 
 
 def digest(path: str) -> str:

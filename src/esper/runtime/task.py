@@ -1,16 +1,16 @@
 """The definition of a task: host, data and recipe."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from esper.kasmina.hosts.host import Host, NormedHost
 from esper.leyline.errors import UsageError
-from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset, DrawnSplit, FromDirectory
+from esper.runtime.data import Augmentation, Dataset, DrawnSplit, FromDirectory
 
 Maker = Callable[[], Dataset]
 """Makes a data set; ``FromDirectory`` and ``DrawnSplit`` are makers that settings change."""
@@ -106,15 +106,14 @@ class Pretraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("steps", "hosts"):
-            if getattr(self, field) < 1:
-                raise UsageError(
-                    f"pretraining: {field} must be at least 1, got {getattr(self, field)}"
-                )
-        if not self.learning_rate > 0.0:
-            raise UsageError(
-                f"pretraining: learning_rate must be above 0, got {self.learning_rate}"
-            )
+        for field, fits, rule in (
+            ("steps", self.steps >= 1, "at least 1"),
+            ("hosts", self.hosts >= 1, "at least 1"),
+            ("learning_rate", self.learning_rate > 0.0, "above 0"),
+        ):
+            if not fits:
+                number = getattr(self, field)
+                raise UsageError(f"pretraining: {field} must be {rule}, got {number}")
 
 
 DECAYS = ("constant", "cosine")
@@ -123,7 +122,7 @@ DECAYS = ("constant", "cosine")
 
 TUNINGS = ("all", "last", "auto_rgn")
 """Which parameters of a host are trained, and at which rate: all at the same, those of the last
-block, or all at rates that follow their relative gradients (see ``tolaria.tuning``)."""
+block, or all at rates that follow their relative gradients (see ``tolaria.optim``)."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +153,8 @@ class Task:
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
-        price: price of parameters, see ``simic.growth.rewards.utility``.
+        price: price of parameters, see ``tamiyo.policy.features.utility``.
         family: name of the family that the task was drawn from, if any.
-        rent: the former name of ``price``, which is refused.
 
     Raises:
         UsageError: a budget is too small, a number of the recipe is out of range, data are split
@@ -184,14 +182,8 @@ class Task:
     pretraining: Pretraining | None = None
     price: float = 0.05
     family: str | None = None
-    rent: InitVar[None] = None
 
-    def __post_init__(self, rent: object) -> None:
-        if rent is not None:
-            raise UsageError(
-                f"rent: the price of parameters is called price; write price={rent} "
-                f"in the task {self.name!r}"
-            )
+    def __post_init__(self) -> None:
         host_rate = self.host_learning_rate
         for field, fits, rule in (
             ("episode_length", self.episode_length >= 1, "be at least 1"),
@@ -203,6 +195,7 @@ class Task:
             ("max_gradient_norm", self.max_gradient_norm > 0.0, "be above 0"),
             ("host_learning_rate", host_rate is None or host_rate >= 0.0, "be 0 or more"),
             ("deadline", 0.0 < self.deadline <= 1.0, "lie in (0, 1]"),
+            ("price", self.price >= 0.0, "be 0 or more"),
         ):
             if not fits:
                 raise UsageError(
@@ -215,15 +208,12 @@ class Task:
                 f"drift: block must be less than {blocks}, the number of blocks of the host whose "
                 f"channels can shift, got {shift.block} in the task {self.name!r}"
             )
-        if not self.price >= 0.0:
-            raise UsageError(
-                f"price: must be 0 or more, got {self.price} in the task {self.name!r}"
-            )
-        if len(set(self._split_seeds())) > 1:
+        seeds = self._split_seeds()
+        if len(set(seeds)) > 1:
             raise UsageError(
                 f"data: the task {self.name!r} splits its data with the seeds "
-                f"{', '.join(map(str, self._split_seeds()))}, so it would train on images of its "
-                "test split; use one seed"
+                f"{', '.join(map(str, seeds))}, so it would train on images of its test split; "
+                "use one seed"
             )
 
     @property
@@ -241,11 +231,7 @@ class Task:
 
     def in_directory(self, directory: Path) -> "Task":
         """A copy of the task that reads its files, if any, from ``directory``."""
-
-        def change(data: Maker) -> Maker:
-            return replace(data, directory=directory) if isinstance(data, FromDirectory) else data
-
-        return self._with_data(change)
+        return self._with_data(FromDirectory, directory=directory)
 
     def with_split(self, seed: int) -> "Task":
         """A copy of the task whose data are split with ``seed``, wherever the split is drawn.
@@ -254,11 +240,7 @@ class Task:
         never trained on images of their task's test split. Data that are no ``DrawnSplit`` have a
         fixed split and stay as they are.
         """
-
-        def split(data: Maker) -> Maker:
-            return replace(data, seed=seed) if isinstance(data, DrawnSplit) else data
-
-        return self._with_data(split)
+        return self._with_data(DrawnSplit, seed=seed)
 
     @property
     def split_seed(self) -> int | None:
@@ -270,7 +252,12 @@ class Task:
         makers = [part.data for part in parts if part is not None]
         return [data.seed for data in makers if isinstance(data, DrawnSplit)]
 
-    def _with_data(self, change: Callable[[Maker], Maker]) -> "Task":
+    def _with_data(self, kind: type[FromDirectory | DrawnSplit], **settings: Any) -> "Task":
+        """A copy of the task in which the makers of one kind have other settings."""
+
+        def change(data: Maker) -> Maker:
+            return replace(data, **settings) if isinstance(data, kind) else data
+
         drift = self.drift and replace(self.drift, data=change(self.drift.data))
         before = self.pretraining and replace(self.pretraining, data=change(self.pretraining.data))
         return replace(self, data=change(self.data), drift=drift, pretraining=before)
@@ -281,11 +268,10 @@ class Task:
         Raises:
             UsageError: the data cannot be made, or do not fit the host.
         """
-        makers = [self.data] if self.drift is None else [self.data, self.drift.data]
-        fields = ("data", "drift")
-        sets = tuple(self._dataset(*pair) for pair in zip(fields, makers, strict=False))
+        makers = {"data": self.data, **({"drift": self.drift.data} if self.drift else {})}
+        sets = {field: self._dataset(field, maker) for field, maker in makers.items()}
         fit = (self.host.image, self.host.classes)
-        for field, dataset in zip(fields, sets, strict=False):
+        for field, dataset in sets.items():
             if dataset.label_shape != self.host.label_shape:
                 raise UsageError(
                     f"{field}: the task {self.name!r} has labels of shape {dataset.label_shape} "
@@ -299,7 +285,7 @@ class Task:
                         f"classes and a host for images {fit[0]} of {fit[1]} classes; "
                         "make them the same"
                     )
-        return sets
+        return tuple(sets.values())
 
     def _dataset(self, field: str, maker: Maker) -> Dataset:
         """The data set of ``maker``; errors in the user's code become a UsageError."""
@@ -320,3 +306,45 @@ def data_digests(data: Sequence[tuple[Task, Sequence[Dataset]]]) -> dict[str, st
     for task, sets in data:
         digests.setdefault(task.label, []).extend(dataset.digest for dataset in sets)
     return {label: sha256(" ".join(each).encode()).hexdigest() for label, each in digests.items()}
+
+
+HELD_OUT_DRAWS = 1_000_000
+"""Number of the first held-out draw of a family; training draws have smaller numbers."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A population of tasks, whose hosts and circumstances are drawn.
+
+    The task of a draw is called ``NAME:NUMBER`` and has the family's name as its ``family``.
+
+    Attributes:
+        name: name of the suite of its training draws; the suite of the others is called
+            ``NAME_held_out``.
+        summary: the population in a few words, for ``esper tasks``.
+        draw: makes the task of a number; it depends on nothing else.
+        training: number of training draws, numbered from 0.
+        held_out: number of held-out draws, numbered from ``HELD_OUT_DRAWS``.
+
+    Raises:
+        UsageError: there are no draws of one kind, or too many training draws.
+    """
+
+    name: str
+    summary: str
+    draw: Callable[[int], Task]
+    training: int = 128
+    held_out: int = 256
+
+    def __post_init__(self) -> None:
+        for field in ("training", "held_out"):
+            if not 1 <= getattr(self, field) <= HELD_OUT_DRAWS:
+                raise UsageError(
+                    f"{field}: must lie between 1 and {HELD_OUT_DRAWS}, got "
+                    f"{getattr(self, field)} in the family {self.name!r}"
+                )
+
+    def names(self, held_out: bool) -> tuple[str, ...]:
+        """Names of the training draws, or of the held-out draws."""
+        first, count = (HELD_OUT_DRAWS, self.held_out) if held_out else (0, self.training)
+        return tuple(f"{self.name}:{number}" for number in range(first, first + count))

@@ -61,12 +61,10 @@ def text(path: Path | str, context: int) -> Dataset:
         torch.cat([piece for i, piece in enumerate(pieces) if i % 10 in numbers])
         for numbers in (set(range(10)) - {4, 9}, {4}, {9})
     )
-    images, labels = _windows(train, context)
     return TextDataset(
-        images,
-        labels,
-        *_windows_apart(*_windows(validation, context, context)),
-        *_windows_apart(*_windows(test, context, context)),
+        *_windows(train, context),
+        *_held_back(validation, context),
+        *_held_back(test, context),
         classes=BYTES,
         label_shape=(context,),
     )
@@ -92,33 +90,30 @@ def _windows(stream: Tensor, context: int, stride: int = 1) -> tuple[Tensor, Ten
     return images, stream[1:].long().unfold(0, context, stride)
 
 
-def _windows_apart(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _held_back(stream: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    images, labels = _windows(stream, context, context)
     count = min(len(images), HELD_BACK_WINDOWS)
     indices = torch.arange(count) * len(images) // count
     return images[indices], labels[indices]
 
 
 def _content(path: Path | str, context: int) -> bytes:
+    name, least = shown(str(path)), PIECES * (context + 1)
     try:
         file = Path(os.path.expanduser(path))
         if file.exists() and not file.is_file():
-            raise UsageError(f"text_file: {shown(str(path))} is not a file; give a text file")
+            raise UsageError(f"text_file: {name} is not a file; give a text file")
         if file.stat().st_size > MAX_BYTES:
-            raise UsageError(
-                f"text_file: {shown(str(path))} has more than {MAX_BYTES} bytes; shorten it"
-            )
+            raise UsageError(f"text_file: {name} has more than {MAX_BYTES} bytes; shorten it")
         content = file.read_bytes()
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"text_file: cannot read {shown(str(path))} ({reason}); give a text file"
-        ) from error
-    least = PIECES * (context + 1)
+        raise UsageError(f"text_file: cannot read {name} ({reason}); give a text file") from error
     if len(content) < least:
         raise UsageError(
-            f"text_file: {shown(str(path))} has {len(content)} bytes; windows of {context} need at "
+            f"text_file: {name} has {len(content)} bytes; windows of {context} need at "
             f"least {least}"
         )
     return content

@@ -10,7 +10,8 @@ from esper.leyline.config.setting import SEEDS, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.own_models.model_check import check as check_model
 from esper.own_models.step_cost import duration
-from esper.runtime.own_files import LOADERS, MODEL, find_own, names_function
+from esper.runtime.gate import Permission
+from esper.runtime.own_files import LOADERS, MODEL, files_of, find_own, names_function
 from esper.runtime.plugins import load, module
 from esper.runtime.tasks import TASKS, Task, find_all
 from esper.scripts.flags import parse
@@ -51,10 +52,11 @@ def check(arguments: list[str]) -> int:
     if settings.data is not None or names_function(settings.file):
         return _check_model(settings)
     earlier_names = set(TASKS)
-    load(settings.file)
+    permission = Permission((settings.file,))
+    load(settings.file, permission)
     names = [name for name in TASKS if name not in earlier_names]
     if not names:
-        if all(hasattr(module(settings.file), name) for name in (MODEL, LOADERS)):
+        if all(hasattr(module(settings.file, permission), name) for name in (MODEL, LOADERS)):
             return _check_model(settings)
         raise UsageError(
             f"plugin: {settings.file} has no task; write one with @task, or the functions {MODEL} "
@@ -74,7 +76,8 @@ def _check_model(settings: CheckArguments) -> int:
     Raises:
         UsageError: it does not fit; the report says why.
     """
-    source = find_own(settings.file, settings.data)
+    permission = Permission(files_of(settings.file, settings.data))
+    source = find_own(settings.file, settings.data, permission)
     recipe = source.recipe(settings.epochs)
     loaders = source.loaders()
     held_back = {"validation": loaders.validation, "test": loaders.test}

@@ -20,7 +20,7 @@ LABORATORY = "laboratory"
 ARGUMENTS: dict[str, Any] = {
     "train": flags_of_commands(),
     "evaluate": f"{LABORATORY}.evaluate_arguments",
-    "grow": "grow_arguments.GrowArguments",
+    "grow": "grow.GrowArguments",
     "policies": "policies.PoliciesArguments",
     "sanctum": "sanctum.SanctumArguments",
     "report": "report.ReportArguments",

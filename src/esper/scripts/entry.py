@@ -13,25 +13,36 @@ from esper.scripts.output import CLOSED_PIPE, OutputLost, protect_streams
 Command = Callable[[list[str]], int]
 
 
-def dispatch(program: str, commands: Mapping[str, Command], arguments: list[str]) -> int:
+def dispatch(
+    program: str,
+    summaries: Mapping[str, str],
+    run: Callable[[str, list[str]], int],
+    arguments: list[str],
+) -> int:
     """Run the command that the first argument names, with the remaining arguments.
+
+    Args:
+        program: the words before the name of a command.
+        summaries: what each command does, by name.
+        run: runs the command of a name with its arguments.
+        arguments: the command line.
 
     Raises:
         UsageError: no command is given, or there is no such command.
     """
-    listing = ", ".join(commands)
+    listing = ", ".join(summaries)
     if not arguments:
         raise UsageError(f"command: {program} needs one; choose from {listing}, or --help")
-    if arguments[0] in ("-h", "--help"):
-        print(f"usage: {program} COMMAND [--help] ...\n\ncommands:")
-        for name, command in commands.items():
-            print(f"  {name:<12}{(command.__doc__ or '').strip().splitlines()[0]}")
-        return 0
     name, *command_arguments = arguments
-    if name not in commands:
-        hint = suggestion(name, commands, f"choose from {listing}")
+    if name in ("-h", "--help"):
+        print(f"usage: {program} COMMAND [--help] ...\n\ncommands:")
+        for command, summary in summaries.items():
+            print(f"  {command:<12}{summary}")
+        return 0
+    if name not in summaries:
+        hint = suggestion(name, summaries, f"choose from {listing}")
         raise UsageError(f"command: {program} has no {name!r}; {hint}")
-    return commands[name](command_arguments)
+    return run(name, command_arguments)
 
 
 def run_command(command: Command) -> NoReturn:

@@ -1,9 +1,7 @@
 """Parsing of command lines by tyro, from the fields of a command's dataclass.
 
 tyro reports a wrong value in a box of several lines, and silently keeps the last of two values for
-one flag. If tyro rejects a command line, leaves words unparsed, or finds fewer settings than there
-are flags, the flags are parsed one by one: this shows which of them is wrong, and one line reports
-it.
+one flag. So it parses each flag apart: this shows which of them is wrong, and one line reports it.
 """
 
 import re
@@ -16,8 +14,16 @@ from typing import Annotated, Any, NoReturn, TypedDict, TypeVar
 
 import tyro
 
-from esper.leyline.config.setting import about, check_ranges, meanings, settings_of, spellings
-from esper.leyline.config.values import description, options_of, shown
+from esper.leyline.config.setting import (
+    about,
+    check_ranges,
+    description,
+    meanings,
+    options_of,
+    settings_of,
+    shown,
+    spellings,
+)
 from esper.leyline.errors import UsageError, suggestion
 
 Command = TypeVar("Command")
@@ -57,11 +63,20 @@ def read_flags(command: type, program: str, arguments: list[str]) -> dict[str, A
     """
     if not {"-h", "--help", HELP_ALL}.isdisjoint(arguments):
         _print_help(command, program, HELP_ALL in arguments)
-    parts = _parts(arguments)
-    entries = {name: _entry(f) for name, f in settings_of(command).items()}
-    settings, tail = _by_tyro(entries, arguments)
-    if tail or () in settings.values() or len(settings) != len(parts) - (not parts[0]):
-        return _one_by_one(command, program, entries, parts)
+    settings: dict[str, Any] = {}
+    source_words: dict[str, str] = {}
+    for words in _parts(arguments):
+        for name, value in _alone(command, program, words).items():
+            if about(settings_of(command)[name]).positional and name in settings:
+                if not isinstance(value, tuple):
+                    raise UsageError(f"{program}: takes one {name}, got {shown(value)} as well")
+                value = settings[name] + value
+            elif name in settings and settings[name] != value:
+                raise UsageError(
+                    f"{name}: {source_words[name]} and {' '.join(words)} contradict each other; "
+                    "give one of them"
+                )
+            settings[name], source_words[name] = value, " ".join(words)
     return settings
 
 
@@ -146,7 +161,7 @@ def _hint(f: Field[Any], default: Any) -> str:
 
 def _by_tyro(entries: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """The settings that tyro finds in words, and the unparsed words: all if tyro rejects them."""
-    if not words or words[0].startswith("--tyro"):  # tyro's own flags, which write files
+    if not words:
         return {}, words
     try:
         with redirect_stderr(StringIO()):
@@ -169,38 +184,10 @@ def _parts(words: list[str]) -> list[list[str]]:
     return [words[a:b] for a, b in pairwise([0, *begins, len(words)])]
 
 
-def _one_by_one(
-    command: type, program: str, entries: dict[str, Any], parts: list[list[str]]
-) -> dict[str, Any]:
-    """The settings of all parts, each part parsed separately.
-
-    Raises:
-        UsageError: see ``read_flags``.
-    """
-    settings: dict[str, Any] = {}
-    source_words: dict[str, str] = {}
-    for words in parts:
-        for name, value in _alone(command, program, entries, words).items():
-            field = settings_of(command)[name]
-            if about(field).positional and name in settings:
-                if not isinstance(value, tuple):
-                    raise UsageError(f"{program}: takes one {name}, got {shown(value)} as well")
-                value = settings[name] + value
-            elif name in settings and settings[name] != value:
-                raise UsageError(
-                    f"{name}: {source_words[name]} and {' '.join(words)} contradict each other; "
-                    "give one of them"
-                )
-            settings[name], source_words[name] = value, " ".join(words)
-    return settings
-
-
-def _alone(
-    command: type, program: str, entries: dict[str, Any], words: list[str]
-) -> dict[str, Any]:
+def _alone(command: type, program: str, words: list[str]) -> dict[str, Any]:
     """The settings given by one flag and the words after it, or by words without a flag."""
     fields = settings_of(command)
-    positional = {name: entries[name] for name in entries if about(fields[name]).positional}
+    positional = {name: _entry(f) for name, f in fields.items() if about(f).positional}
     if not words or not _FLAG.match(words[0]):
         settings, tail = _by_tyro(positional, words)
         if words and (tail or not settings):
@@ -216,7 +203,7 @@ def _alone(
         return {name: None}
     # Joined by =, a value that looks like a flag is parsed as a value.
     words = words if len(values) != 1 else [f"{flag}={values[0]}"]
-    settings, tail = _by_tyro(positional | {name: entries[name]}, words)
+    settings, tail = _by_tyro(positional | {name: _entry(fields[name])}, words)
     if tail and bool in options_of(kind):
         raise UsageError(f"{flag}: takes no value, got {shown(values[0])}; write {flag} alone")
     if tail or settings[name] == ():

@@ -26,11 +26,11 @@ from esper.own_models.growth_result import GrowthResult
 from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
 from esper.own_models.training_loop import LEARNING_RATE
 from esper.runtime import plugins
-from esper.runtime.own_files import Loaders, OwnFile, find_own, set_seed
-from esper.scripts.grow_arguments import GrowArguments, check_writable, options_of, result_settings
-from esper.scripts.grown_files import RESULT, read_finished, write_files
-from esper.scripts.seeds_table import growth_seeds_table
-from esper.simic.tools.grow import DEFAULT
+from esper.runtime.gate import Permission
+from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
+from esper.scripts.grow import GrowArguments, check_writable, options_of, result_settings
+from esper.scripts.grown_files import RESULT, growth_seeds_table, read_finished, write_files
+from esper.simic.tools.grow import DEFAULT, GrowingPolicy, is_run_directory
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
@@ -50,6 +50,7 @@ def grow_model(settings: GrowArguments) -> int:
     """
     settings = replace(settings, policy=settings.policy or DEFAULT)
     assert settings.model is not None
+    assert settings.policy is not None
     check_name(settings.name)
     last = settings.seed + settings.seeds - 1
     if last not in SEEDS:
@@ -58,36 +59,39 @@ def grow_model(settings: GrowArguments) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     set_seed(settings.seed)
+    permission = Permission(
+        (*settings.plugin, *files_of(settings.model, settings.data)), trust=settings.trust
+    )
     for path in settings.plugin:
-        plugins.load(path)
-    source = find_own(settings.model, settings.data)
+        plugins.load(path, permission)
+    if is_run_directory(settings.policy):
+        GrowingPolicy.named(settings.policy, permission)
+    source = find_own(settings.model, settings.data, permission)
     arguments = _arguments(settings, source.recipe(options_of(settings)["epochs"]))
     folder = settings.out or FOLDER / (settings.name or source.name)
     if settings.seeds == 1:
-        return _one(settings, source, arguments, folder, settings.seed)
+        return _one(settings, source, arguments, folder)
     status, results = 0, {}
     for seed in range(settings.seed, settings.seed + settings.seeds):
         print(f"seed {seed}:")
         run = folder / f"seed-{seed}"
-        status = max(status, _one(settings, source, arguments, run, seed))
+        status = max(status, _one(replace(settings, seed=seed), source, arguments, run))
         results[seed] = read_finished(run) if (run / RESULT).exists() else None
     print(growth_seeds_table(results))
     return status
 
 
-def _one(
-    settings: GrowArguments, source: OwnFile, arguments: dict[str, Any], folder: Path, seed: int
-) -> int:
+def _one(settings: GrowArguments, source: OwnFile, arguments: dict[str, Any], folder: Path) -> int:
     """Grow with one seed; the exit status."""
     new_folders = [each for each in (folder, *folder.parents) if not each.exists()]
-    question = _all_settings(settings, source, seed)
+    question = _all_settings(settings, source)
     # Without the lock, which a finished folder that cannot be written would not grant.
     if (folder / RESULT).exists() and _begun(folder, question):
         return _finished_before(folder)
     with _only_writer(folder):
         if _begun(folder, question):
             return _finished_before(folder)
-        return _grow_and_write(settings, source, arguments, folder, seed, new_folders)
+        return _grow_and_write(settings, source, arguments, folder, new_folders)
 
 
 def _finished_before(folder: Path) -> int:
@@ -127,12 +131,11 @@ def _grow_and_write(
     source: OwnFile,
     arguments: dict[str, Any],
     folder: Path,
-    seed: int,
     new_folders: list[Path],
 ) -> int:
     """Grow in a folder that this process has locked; the exit status."""
     try:
-        result, inputs = _grown(settings, source, arguments, folder, seed)
+        result, inputs = _grown(settings, source, arguments, folder)
         network = result if settings.keep else result.better
         _check_finite(network)
     except BaseException as error:
@@ -166,12 +169,12 @@ def _withdraw(folder: Path, new_folders: list[Path]) -> None:
 
 
 def _grown(
-    settings: GrowArguments, source: OwnFile, arguments: dict[str, Any], folder: Path, seed: int
+    settings: GrowArguments, source: OwnFile, arguments: dict[str, Any], folder: Path
 ) -> tuple[GrowthResult, Any]:
     """The result, and a batch of inputs on the CPU."""
     assert settings.policy is not None
     # Again: the file may have drawn when it was run, which it is only once.
-    set_seed(seed)
+    set_seed(settings.seed)
     model, loaders = source.build(), source.loaders()
     inputs = _inputs(loaders, arguments)
     if not (folder / PROGRESS).exists():
@@ -183,7 +186,7 @@ def _grown(
         loaders.validation,
         test_loader=loaders.test,
         policy=settings.policy,
-        seed=seed,
+        seed=settings.seed,
         twin=settings.policy != "never",
         checkpoint=folder / PROGRESS,
         **arguments,
@@ -282,11 +285,15 @@ def _optimizer(settings: GrowArguments) -> partial[Optimizer]:
     return partial(kind, lr=LEARNING_RATE if settings.lr is None else settings.lr, **more)
 
 
-def _all_settings(settings: GrowArguments, source: OwnFile, seed: int) -> dict[str, Any]:
+def _all_settings(settings: GrowArguments, source: OwnFile) -> dict[str, Any]:
     """Everything on which the result depends, as JSON."""
-    onnx = None if settings.onnx is None else str(settings.onnx)
-    question: dict[str, Any] = {"onnx": onnx, "seed": seed}
-    question |= {"model": source.model, "data": source.data, "sha256": source.sha256}
+    question: dict[str, Any] = {
+        "onnx": None if settings.onnx is None else str(settings.onnx),
+        "seed": settings.seed,
+        "model": source.model,
+        "data": source.data,
+        "sha256": source.sha256,
+    }
     if settings.plugin:
         question["plugin"] = {path: plugins.digest(path) for path in settings.plugin}
     entries: dict[str, Any] = json.loads(json.dumps(question | result_settings(settings)))

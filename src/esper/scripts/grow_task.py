@@ -8,9 +8,10 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
+from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
-from esper.scripts.grow_arguments import GrowArguments, check_writable
+from esper.scripts.grow import GrowArguments, check_writable
 from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file, grow_on_task
 from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 
@@ -25,14 +26,15 @@ def grow_task(settings: GrowArguments) -> int:
         raise UsageError("out: esper grow --task needs --out FILE.pt2")
     _check(settings)
     assert settings.task is not None
+    permission = Permission(settings.plugin, trust=settings.trust)
     for path in settings.plugin:
-        load(path)
+        load(path, permission)
     task = find(settings.task)
     if settings.policy is None:
         policy = GrowingPolicy.trained_on(task)
         print(f"policy: {policy.name}")
     else:
-        policy = GrowingPolicy.named(settings.policy)
+        policy = GrowingPolicy.named(settings.policy, permission)
     split = policy.settings.world.split_seed if settings.split_seed is None else settings.split_seed
     task = task.with_split(split)
     if policy.trained_on_other_tasks(task):

@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from esper.leyline.disk import read_sealed_json, replace_sealed_json, replace_sy
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
-from esper.own_models.growth_result import GrowthResult
+from esper.own_models.growth_result import GrowthResult, table_lines
+from esper.own_models.objectives import Validation
 from esper.own_models.samples import (
     as_arguments,
     call,
@@ -65,39 +67,36 @@ def write_files(
         name = f"{STATE_FILE} and {CODE_FILE}"
         differs = {name: _rebuild(folder, code, source, inputs, reference)}
         differs |= _write_programs(folder, selection, inputs, onnx, reference)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    # The comparison is also false for NaN.
-    wrong = {name: by for name, by in differs.items() if not by <= TOLERANCE}
-    for name, by in differs.items():
-        if name in wrong:
-            notice(f"esper: {name} differs from the network by {by:.1e}")
-        else:
-            print(f"wrote {name} in {folder}, differs by at most {by:.1e}")
-    if wrong:
-        return 1
-    print(f"to train on without Esper: rebuild(model, '{STATE_FILE}') of {CODE_FILE}")
-    content = {"text": text, "grown": result.plain(), "chosen_is_grown": selection is result}
-    content["seeds"] = result.seeds
-    content["twin"] = None if result.twin is None else result.twin.plain()
-    content["worth"] = [result.worth, None if result.twin is None else result.twin.worth]
-    content["paid"] = result.paid
-    missing = onnx is not None and ONNX not in differs
-    content["status"] = int(missing)
-    try:
+        # The comparison is also false for NaN.
+        wrong = {name for name, by in differs.items() if not by <= TOLERANCE}
+        for name, by in differs.items():
+            if name in wrong:
+                notice(f"esper: {name} differs from the network by {by:.1e}")
+            else:
+                print(f"wrote {name} in {folder}, differs by at most {by:.1e}")
+        if wrong:
+            return 1
+        print(f"to train on without Esper: rebuild(model, '{STATE_FILE}') of {CODE_FILE}")
+        missing = onnx is not None and ONNX not in differs
+        content = {
+            "text": text,
+            "grown": result.plain(),
+            "chosen_is_grown": selection is result,
+            "seeds": result.seeds,
+            "twin": None if result.twin is None else result.twin.plain(),
+            "worth": [result.worth, None if result.twin is None else result.twin.worth],
+            "paid": result.paid,
+            "status": int(missing),
+        }
         replace_sealed_json(folder / RESULT, content)
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        reason = error.strerror or error
+        raise UsageError(
+            f"out: cannot write into {folder} ({reason}); make room, and rerun the same command"
+        ) from error
     if missing:
         notice(f"esper: onnx: {onnx} was not written, for the reason above")
     return int(missing)
-
-
-def _unwritable(folder: Path, error: OSError) -> UsageError:
-    reason = error.strerror or error
-    return UsageError(
-        f"out: cannot write into {folder} ({reason}); make room, and rerun the same command"
-    )
 
 
 def read_finished(folder: Path) -> dict[str, Any]:
@@ -151,42 +150,43 @@ def _write_programs(
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
-    some = inputs
     if program.batch_size is not None:
-        some = first_samples(inputs, program.batch_size, sample_count(inputs))
-    differs = {}
-    values = _outputs_again(PROGRAM, outputs_of_file, content, some)
-    if values is not None:
-        if program.batch_size is not None:
-            print(f"{PROGRAM} takes batches of {program.batch_size} alone ({program.reason})")
-        replace_synced(folder / PROGRAM, content)
-        differs[PROGRAM] = difference(reference[: len(values)], values)
+        inputs = first_samples(inputs, program.batch_size, sample_count(inputs))
+    differs = _write_program(PROGRAM, folder / PROGRAM, content, outputs_of_file, inputs, reference)
+    if differs and program.batch_size is not None:
+        print(f"{PROGRAM} takes batches of {program.batch_size} alone ({program.reason})")
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
+        text = program.onnx()
     except UsageError as missing:
         print(missing)
         return differs
-    try:
-        text = program.onnx()
     except Exception as error:
         print(f"no {ONNX}: torch.onnx cannot write the model ({first_line(error)})")
         return differs
-    values = _outputs_again(ONNX, outputs_of_onnx, text, some)
-    if values is not None:
-        replace_synced(onnx or folder / ONNX, text)
-        differs[ONNX] = difference(reference[: len(values)], values)
-    return differs
+    path = onnx or folder / ONNX
+    return differs | _write_program(ONNX, path, text, outputs_of_onnx, inputs, reference)
 
 
-def _outputs_again(
-    name: str, read: Callable[[bytes, Any], torch.Tensor], content: bytes, inputs: Any
-) -> torch.Tensor | None:
-    """The outputs of an exported file, read back; a line instead if it cannot be read or run."""
+def _write_program(
+    name: str,
+    path: Path,
+    content: bytes,
+    read: Callable[[bytes, Any], torch.Tensor],
+    inputs: Any,
+    reference: torch.Tensor,
+) -> dict[str, float]:
+    """Write an exported file, and by its name the difference of its outputs.
+
+    A line instead if it cannot be read back or run.
+    """
     try:
-        return read(content, inputs)
+        values = read(content, inputs)
     except Exception as error:
         print(f"no {name}: the exported file cannot be read back and run ({first_line(error)})")
-        return None
+        return {}
+    replace_synced(path, content)
+    return {name: difference(reference[: len(values)], values)}
 
 
 EXAMPLES = 3
@@ -279,3 +279,62 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value
     return [x for part in parts for x in _tensors(part)] if hasattr(parts, "__iter__") else []
+
+
+def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
+    """A line for each seed, and the means with standard deviations over seeds.
+
+    Accuracies are in percent and their gains in points; other figures are as they are.
+
+    Figures are those of the test split, or of validation without one.
+
+    Args:
+        runs: content of ``result.json`` by seed; None where there is none.
+    """
+    split = "test" if all(r is None or r["grown"]["test"] for r in runs.values()) else "validation"
+    lines: list[tuple[str, ...]] = [
+        ("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")
+    ]
+    grown, never, gains, payoffs = [], [], [], 0
+    percent = all(r is None or Validation(**r["grown"][split]).in_percent for r in runs.values())
+    scale, unit = (100.0, " %") if percent else (1.0, "")
+    for seed, result in runs.items():
+        if result is None:
+            lines.append((str(seed), "failed", "", "", ""))
+            continue
+        model, twin = result["grown"], result["twin"]
+        grown.append(_figure(model[split]))
+        cells = [str(seed), Validation(**model[split]).shown(), "", f"{model['parameters']:,}", ""]
+        if twin is not None:
+            never.append(_figure(twin[split]))
+            gains.append(grown[-1] - never[-1])
+            payoffs += result["paid"]
+            cells[2] = Validation(**twin[split]).shown()
+            cells[4] = _number(gains[-1], scale, "+")
+        lines.append(tuple(cells))
+    means = (_mean(values, scale, unit) for values in (grown, never))
+    lines.append(("mean", *means, "", _mean(gains, scale, "", "+")))
+    text = table_lines(lines, labels=len(lines[0]))
+    if len(grown) > 1:
+        kind = "gains are in points of accuracy; " if percent and gains else ""
+        text.append(f"{kind}± is the standard deviation over seeds")
+    if gains:
+        text.append(f"growth paid on validation after its price in {payoffs} of {len(gains)} seeds")
+    return "\n".join(text)
+
+
+def _figure(validation: Mapping[str, Any]) -> float:
+    """The figure that ``Validation.shown`` shows, as a number."""
+    figures = (validation[name] for name in ("metric", "accuracy", "score"))
+    return float(next(value for value in figures if value is not None))
+
+
+def _number(value: float, scale: float, sign: str = "") -> str:
+    return f"{scale * value:{sign}.1f}" if scale > 1.0 else f"{value:{sign}.4f}"
+
+
+def _mean(values: list[float], scale: float, unit: str, sign: str = "") -> str:
+    if not values:
+        return ""
+    deviation = f" ± {_number(stdev(values), scale)}" if len(values) > 1 else ""
+    return f"{_number(fmean(values), scale, sign)}{deviation}{unit}"

@@ -10,35 +10,27 @@ OF_LABORATORY = ("evaluate",)
 """Commands that the laboratory offers."""
 
 
-def _later(name: str, summary: str) -> Command:
-    """Return a command that imports its module only when it runs: importing torch takes seconds."""
-
-    def command(arguments: list[str]) -> int:
-        if name in OF_LABORATORY:
-            run: Command = part(name, f"esper {name}")
-        else:
-            run = getattr(import_module(f"esper.scripts.{name}"), name)
-        return run(arguments)
-
-    command.__doc__ = summary
-    return command
-
-
 COMMANDS = {
-    name: _later(name, summary)
-    for name, summary in {
-        "train": "Train a growth policy by acting or from records, or run one that does not learn.",
-        "evaluate": "Measure a policy against controls on fresh hosts.",
-        "grow": "Grow one network with a policy and export it.",
-        "policies": "List the policies that come with Esper, with their cards.",
-        "sanctum": "Watch a run on the terminal, live or finished.",
-        "report": "Write an HTML report about one or more runs.",
-        "query": "Query the events and records of runs with SQL.",
-        "runs": "List runs and their status; `runs prune` removes some.",
-        "replay": "Repeat a refused update to find its first non-finite tensor.",
-        "tasks": "List tasks; `tasks check` checks your own, `tasks fetch` downloads data.",
-    }.items()
+    "train": "Train a growth policy by acting or from records, or run one that does not learn.",
+    "evaluate": "Measure a policy against controls on fresh hosts.",
+    "grow": "Grow one network with a policy and export it.",
+    "policies": "List the policies that come with Esper, with their cards.",
+    "sanctum": "Watch a run on the terminal, live or finished.",
+    "report": "Write an HTML report about one or more runs.",
+    "query": "Query the events and records of runs with SQL.",
+    "runs": "List runs and their status; `runs prune` removes some.",
+    "replay": "Repeat a refused update to find its first non-finite tensor.",
+    "tasks": "List tasks; `tasks check` checks your own, `tasks fetch` downloads data.",
 }
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    """Run a command, whose module is imported only now: importing torch takes seconds."""
+    if name in OF_LABORATORY:
+        command: Command = part(name, f"esper {name}")
+    else:
+        command = getattr(import_module(f"esper.scripts.{name}"), name)
+    return command(arguments)
 
 
 def esper(arguments: list[str]) -> int:
@@ -47,8 +39,8 @@ def esper(arguments: list[str]) -> int:
         print(f"esper {__version__}")
         return 0
     if arguments[:1] == ["--completion"]:
-        return _later("completion", "Print a script of completion.")(arguments[1:])
-    status = dispatch("esper", COMMANDS, arguments)
+        return _run("completion", arguments[1:])
+    status = dispatch("esper", COMMANDS, _run, arguments)
     if arguments[0] in ("-h", "--help"):
         print("\noptions:\n  --version   Print the version and exit.")
         print("  --completion SHELL")

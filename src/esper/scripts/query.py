@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import pyarrow
 import pyarrow.parquet
@@ -65,11 +65,15 @@ def query(arguments: list[str]) -> int:
         store.batches(sql) as batches,
     ):
         if settings.output is None:
-            _print(batches, settings.format)
+            _write_text(batches, settings.format, sys.stdout)
             return 0
         try:
             with _replacement(settings.output) as draft:
-                _write(batches, settings.format, draft)
+                if settings.format == "parquet":
+                    _write_parquet(batches, draft)
+                else:
+                    with draft.open("w", encoding="utf-8") as text:
+                        _write_text(batches, settings.format, text, width=1_000)
         except OSError as error:
             raise UsageError(
                 f"output: cannot write to {settings.output} ({error.strerror or error}); name "
@@ -112,35 +116,22 @@ def _views() -> str:
     return "\n".join([*lines, *(f"  {name.lower()}" for name in EVENTS)])
 
 
-def _print(batches: pyarrow.RecordBatchReader, form: Form) -> None:
-    if form == "table":
-        remaining = _show(Console(), batches)
-        if remaining:
-            notice(f"{remaining} more rows; --format csv writes all of them")
+def _write_parquet(batches: pyarrow.RecordBatchReader, target: Path) -> None:
+    with target.open("wb") as file, pyarrow.parquet.ParquetWriter(file, batches.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _write_text(
+    batches: pyarrow.RecordBatchReader, form: Form, text: TextIO, width: int | None = None
+) -> None:
+    """Write a table, CSV, where an empty cell is a missing value, or a JSON list of rows."""
+    if form != "table":
+        text.writelines(_json(batches) if form == "json" else _csv(batches))
         return
-    for text in _texts(batches, form):
-        sys.stdout.write(text)
-
-
-def _write(batches: pyarrow.RecordBatchReader, form: Form, target: Path) -> None:
-    if form == "parquet":
-        with (
-            target.open("wb") as file,
-            pyarrow.parquet.ParquetWriter(file, batches.schema) as writer,
-        ):
-            for batch in batches:
-                writer.write_batch(batch)
-        return
-    with target.open("w", encoding="utf-8") as text:
-        if form == "table":
-            _show(Console(file=text, width=1_000), batches)
-        else:
-            text.writelines(_texts(batches, form))
-
-
-def _texts(batches: pyarrow.RecordBatchReader, form: Form) -> Iterator[str]:
-    """The result as CSV, where an empty cell is a missing value, or as a JSON list of rows."""
-    return _json(batches) if form == "json" else _csv(batches)
+    remaining = _show(Console(file=text, width=width), batches)
+    if remaining:
+        notice(f"{remaining} more rows; --format csv writes all of them")
 
 
 def _json(batches: pyarrow.RecordBatchReader) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -94,7 +95,7 @@ def prune(arguments: list[str]) -> int:
         return 0
     _show(infos)
     number = "1 run" if len(infos) == 1 else f"{len(infos)} runs"
-    total = f"{number} ({_size(sum(info.bytes for info in infos))})"
+    total = f"{number} ({decimal(sum(info.bytes for info in infos))})"
     if not options.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"{program}: would remove {total}; add --yes to skip the question")
@@ -181,7 +182,7 @@ def _cells(info: RunInfo) -> dict[str, str | Text]:
         "policy": Text(escape(info.policy or NOTHING)),
         "task": Text(escape(_tasks(info))),
         "started": NOTHING if info.started is None else _moment(info.started),
-        "disk": _size(info.bytes),
+        "disk": decimal(info.bytes),
     }
 
 
@@ -207,15 +208,6 @@ def _moment(seconds: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):
         return NOTHING  # a forged or damaged time
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _plain(info: RunInfo) -> dict[str, Any]:

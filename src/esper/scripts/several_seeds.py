@@ -26,8 +26,9 @@ from esper.leyline.config.setting import SEEDS, about
 from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
-from esper.scripts.after_training import report_runs
+from esper.runtime.gate import Permission
 from esper.scripts.output import outlive_output
+from esper.scripts.report import report_runs
 from esper.scripts.watched import resume, train
 from esper.simic.run.checkpoint import latest_identity
 from esper.simic.run.identity import lasting_settings
@@ -49,7 +50,12 @@ _SIGNAL = 128
 
 
 def train_seeds(
-    policy: str, config: TrainConfig, count: int, flags: dict[str, Any], words: Sequence[str]
+    policy: str,
+    config: TrainConfig,
+    count: int,
+    flags: dict[str, Any],
+    words: Sequence[str],
+    permission: Permission,
 ) -> int:
     """Train with ``count`` seeds, from that of the settings on; the largest exit status of a run.
 
@@ -59,6 +65,7 @@ def train_seeds(
         count: number of seeds.
         flags: settings from the command line, which may change those of an interrupted run.
         words: the words of the command, to show the command that goes on.
+        permission: see ``run_training``.
 
     Raises:
         UsageError: the directory belongs to other settings, or a run refuses to start.
@@ -72,7 +79,8 @@ def train_seeds(
     status = 0
     try:
         for seed in seeds:
-            status = max(status, _train_one(policy, config, folder / f"seed-{seed}", seed, flags))
+            run = folder / f"seed-{seed}"
+            status = max(status, _train_one(policy, config, run, seed, flags, permission))
             if status > _SIGNAL:
                 break
     except KeyboardInterrupt:
@@ -125,7 +133,12 @@ def _interval(name: str, low: float, high: float) -> str:
 
 
 def _train_one(
-    policy: str, config: TrainConfig, run: Path, seed: int, flags: dict[str, Any]
+    policy: str,
+    config: TrainConfig,
+    run: Path,
+    seed: int,
+    flags: dict[str, Any],
+    permission: Permission,
 ) -> int:
     """Train with one seed, or go on where it was stopped; the exit status."""
     run_config = replace(
@@ -134,7 +147,7 @@ def _train_one(
         output=replace(config.output, telemetry_dir=str(run.parent), name=run.name),
     )
     if not run.exists():
-        return train(policy, run_config, sanctum=False)
+        return train(policy, run_config, False, permission)
     if not is_run(run):
         raise UsageError(f"name: {run} is in the way and no run; remove it")
     info = inspect(run)
@@ -142,13 +155,13 @@ def _train_one(
         print(f"{run} is finished")
         return 0
     if learns_by_acting(policy) and latest_identity(run) is not None:
-        return resume(run, _changes(run_config, flags), sanctum=False, trust=True)
+        return resume(run, _changes(run_config, flags), False, permission)
     try:
         remove(run)
     except OSError as error:
         raise UsageError(f"name: cannot begin {run} anew ({error.strerror})") from error
     notice(f"{run} has no checkpoint, so it begins anew")
-    return train(policy, run_config, sanctum=False)
+    return train(policy, run_config, False, permission)
 
 
 def _changes(config: TrainConfig, flags: dict[str, Any]) -> dict[str, Any]:

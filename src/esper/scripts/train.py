@@ -8,25 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import (
-    GymConfig,
-    LearnerConfig,
-    MachineConfig,
-    OutputConfig,
     TrainConfig,
-    WorldConfig,
     canonical,
     check,
     defaults_of,
     unflatten,
 )
-from esper.leyline.config.algorithm import Algorithm, algorithms
+from esper.leyline.config.algorithm import algorithms
+from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.memory_need import check_memory
-from esper.scripts.entry import Command, dispatch, run_command
+from esper.runtime.gate import Permission
+from esper.scripts.entry import dispatch, run_command
 from esper.scripts.flags import read_flags
 from esper.scripts.from_records import ResumeConfig, learn_from_records
-from esper.scripts.settings_file import settings_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +31,9 @@ class FileConfig:
 
     config_json: Path | None = setting(None, main=True)
     """A flat JSON file of settings; its keys are the names of the flags, with underscores."""
+    trust: bool = False
+    """Whether code may be executed that only the file of --config-json or the run of --resume
+    names: plugins, and the module of a Gymnasium id."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,8 +42,6 @@ class SourceConfig(FileConfig):
 
     resume: Path | None = setting(None, main=True)
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
-    trust: bool = False
-    """With --resume: execute the plugins and import the Gymnasium module that the run names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,81 +63,79 @@ class ViewConfig:
     does not end the training."""
 
 
-def arguments_of(algorithm: Algorithm) -> type:
-    """The dataclass of the flags of an algorithm's command."""
-    name = f"{algorithm.title}Arguments"
-    options: dict[str, Any] = {
-        "namespace": {"__doc__": algorithm.description},
-        "frozen": True,
-        "kw_only": True,
-    }
-    if algorithm.from_records:
-        return make_dataclass(name, [], bases=(ResumeConfig, algorithm.settings), **options)
-    groups: dict[str, Any] = {
-        "world": WorldConfig,
-        "gymnasium": GymConfig,
-        algorithm.name: algorithm.settings,
-        "learner": LearnerConfig,
-        "machine": MachineConfig,
-        "output": OutputConfig,
-        "source": SourceConfig,
-        "repetition": SeedsConfig,
-        "view": ViewConfig,
-    }
-    defaults = {LearnerConfig: lambda: defaults_of(algorithm.name).learner}
-    group_fields = [
-        (group, kind, field(default_factory=defaults.get(kind, kind)))
-        for group, kind in groups.items()
-        if fields(kind)
-    ]
-    return make_dataclass(name, group_fields, **options)
+CONTROLS = {
+    "heuristic": "Run the plateau heuristic in the same environments, as a control; it does not "
+    "learn.",
+    "rule": "Try a small seed in every slot and keep those that pay, as a control and for records.",
+    "random": "Draw every action uniformly from the legal ones, as a control and for records.",
+    "schedule": "Follow fixed schedules of growth, for records: another one in each environment "
+    "and round.",
+}
+"""The policies that do not learn, and what their commands do."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ControlArguments:
-    """Run a policy that does not learn in the same environments."""
-
-    world: WorldConfig = field(default_factory=lambda: defaults_of("heuristic").world)
-    machine: MachineConfig = field(default_factory=MachineConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    source: FileConfig = field(default_factory=FileConfig)
-    repetition: SeedsConfig = field(default_factory=SeedsConfig)
-    view: ViewConfig = field(default_factory=ViewConfig)
+def flags_of_commands() -> dict[str, type]:
+    """The dataclass of the flags of each command, by name: every algorithm, then the controls."""
+    return {name: _flags_of(name) for name in (*algorithms(), *CONTROLS)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeuristicArguments(ControlArguments):
-    """Run the plateau heuristic in the same environments, as a control; it does not learn."""
+def _flags_of(policy: str) -> type:
+    algorithm = algorithms().get(policy)
+    title, text = (
+        (policy, CONTROLS[policy])
+        if algorithm is None
+        else (algorithm.title, algorithm.description)
+    )
+    bases: tuple[type, ...] = ()
+    groups: dict[str, Any] = {}
+    if algorithm is not None and algorithm.from_records:
+        bases = (ResumeConfig, algorithm.settings)
+    else:
+        config = defaults_of("heuristic" if algorithm is None else policy)
+        groups["world"] = config.world
+        if algorithm is not None:
+            groups["gymnasium"] = config.gymnasium
+            groups |= {policy: config.algorithm} if fields(config.algorithm) else {}
+            groups["learner"] = config.learner
+        groups |= {"machine": config.machine, "output": config.output}
+        groups["source"] = FileConfig() if algorithm is None else SourceConfig()
+        groups |= {"repetition": SeedsConfig(), "view": ViewConfig()}
+    return make_dataclass(
+        f"{title}Arguments",
+        # Help shows the defaults of a group.
+        [(name, type(group), _default(group)) for name, group in groups.items()],
+        bases=bases,
+        namespace={"__doc__": text},
+        frozen=True,
+        kw_only=True,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RuleArguments(ControlArguments):
-    """Try a small seed in every slot and keep those that pay, as a control and for records."""
+def _default(group: Any) -> Any:
+    return field(default_factory=lambda: group)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandomArguments(ControlArguments):
-    """Draw every action uniformly from the legal ones, as a control and for records."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScheduleArguments(ControlArguments):
-    """Follow fixed schedules of growth, for records: another one in each environment and round."""
-
-
-def _learn(algorithm: str, arguments: list[str]) -> int:
-    """Start or resume a run that learns."""
-    command = arguments_of(algorithms()[algorithm])
-    flags = read_flags(command, f"esper train {algorithm}", arguments)
+def _act(policy: str, arguments: list[str]) -> int:
+    """Start or resume a run of a policy that acts: one that learns, or a control."""
+    flags = read_flags(_flags_of(policy), f"esper train {policy}", arguments)
     run, file = flags.pop("resume", None), flags.pop("config_json", None)
-    trust = flags.pop("trust", False)
-    seeds, sanctum = _seeds(flags), flags.pop("sanctum", False)
-    flags["algorithm"] = algorithm
+    permission = Permission(flags.get("plugin", ()), flags.get("gym"), flags.pop("trust", False))
+    check_ranges(SeedsConfig, flags)
+    seeds, sanctum = flags.pop("seeds", 1), flags.pop("sanctum", False)
+    if seeds > 1 and sanctum:
+        raise UsageError("sanctum: shows one run; leave it out, and watch each with esper sanctum")
+    base = defaults_of("heuristic") if policy in CONTROLS else None
+    if base is None:
+        flags["algorithm"] = policy
     if run is None:
-        if trust:
-            raise UsageError("trust: belongs to --resume; leave it out")
-        config = _new_config(flags, file)
-        return _train(algorithm, config, sanctum, seeds, flags, arguments)
+        config = _new_config(flags, file, permission, base)
+        if seeds > 1:
+            from esper.scripts.several_seeds import train_seeds
+
+            return train_seeds(policy, config, seeds, canonical(flags), arguments, permission)
+        from esper.scripts.watched import train
+
+        return train(policy, config, sanctum, permission)
     if seeds > 1:
         raise UsageError("seeds: a resumed run keeps its seed; leave this flag out")
     if file is not None:
@@ -148,55 +143,19 @@ def _learn(algorithm: str, arguments: list[str]) -> int:
     canonical(flags)
     from esper.scripts.watched import resume
 
-    return resume(run, flags, sanctum, trust)
-
-
-def heuristic(arguments: list[str]) -> int:
-    """Run the plateau heuristic, as a control."""
-    return _control("heuristic", HeuristicArguments, arguments)
-
-
-def rule(arguments: list[str]) -> int:
-    """Try a small seed in every slot and keep those that pay, as a control."""
-    return _control("rule", RuleArguments, arguments)
-
-
-def random(arguments: list[str]) -> int:
-    """Draw every action uniformly from the legal ones."""
-    return _control("random", RandomArguments, arguments)
-
-
-def schedule(arguments: list[str]) -> int:
-    """Follow fixed schedules of growth, a library of them in turn."""
-    return _control("schedule", ScheduleArguments, arguments)
-
-
-def _control(policy: str, command: type, arguments: list[str]) -> int:
-    """Run a policy that does not learn."""
-    flags = read_flags(command, f"esper train {policy}", arguments)
-    seeds = _seeds(flags)
-    file, sanctum = flags.pop("config_json", None), flags.pop("sanctum", False)
-    config = _new_config(flags, file, defaults_of("heuristic"))
-    return _train(policy, config, sanctum, seeds, flags, arguments)
-
-
-def _seeds(flags: dict[str, Any]) -> int:
-    """Remove the number of seeds from the flags.
-
-    Raises:
-        UsageError: it is out of range, or Sanctum is asked for, which shows one run.
-    """
-    check_ranges(SeedsConfig, flags)
-    seeds: int = flags.pop("seeds", 1)
-    if seeds > 1 and flags.get("sanctum"):
-        raise UsageError("sanctum: shows one run; leave it out, and watch each with esper sanctum")
-    return seeds
+    return resume(run, flags, sanctum, permission)
 
 
 def _new_config(
-    flags: dict[str, Any], file: Path | None, base: TrainConfig | None = None
+    flags: dict[str, Any], file: Path | None, permission: Permission, base: TrainConfig | None
 ) -> TrainConfig:
-    """Settings of a new run: flags take precedence over the file, the file over defaults."""
+    """Settings of a new run: flags take precedence over the file, the file over defaults.
+
+    Raises:
+        UsageError: a setting is wrong, or the file names code that is not permitted.
+    """
+    if file is None and permission.trust:
+        raise UsageError("trust: belongs to --config-json and --resume; leave it out")
     from_file = {} if file is None else settings_file(file)
     algorithm = flags.get("algorithm", "ppo")
     in_file = from_file.get("algorithm", algorithm)
@@ -204,64 +163,22 @@ def _new_config(
         raise UsageError(f"algorithm: {file} says {in_file}; use esper train {in_file}")
     config = unflatten({**from_file, **canonical(flags)}, base)
     check(config)
+    permission.check(config.world.plugin, config.gymnasium.gym, str(file))
     check_memory(config)
     return config
 
 
-def _train(
-    policy: str,
-    config: TrainConfig,
-    sanctum: bool,
-    seeds: int,
-    flags: dict[str, Any],
-    words: list[str],
-) -> int:
-    """Start a new run, or several that differ in their seed."""
-    if seeds > 1:
-        from esper.scripts.several_seeds import train_seeds
-
-        return train_seeds(policy, config, seeds, canonical(flags), words)
-    from esper.scripts.watched import train
-
-    return train(policy, config, sanctum)
-
-
-CONTROLS: dict[str, tuple[Command, type]] = {
-    "heuristic": (heuristic, HeuristicArguments),
-    "rule": (rule, RuleArguments),
-    "random": (random, RandomArguments),
-    "schedule": (schedule, ScheduleArguments),
-}
-"""The commands of policies that do not learn, and their flags."""
-
-
-def commands() -> dict[str, Command]:
-    """The commands of ``esper train`` by name: every algorithm, then the controls."""
-    learning = {name: _command(one) for name, one in algorithms().items()}
-    return learning | {name: command for name, (command, _) in CONTROLS.items()}
-
-
-def flags_of_commands() -> dict[str, type]:
-    """The dataclass of the flags of each command of ``esper train``, by name."""
-    learning = {name: arguments_of(one) for name, one in algorithms().items()}
-    return learning | {name: flags for name, (_, flags) in CONTROLS.items()}
-
-
-def _command(algorithm: Algorithm) -> Command:
-    """The command that learns by an algorithm."""
-
-    def learn(arguments: list[str]) -> int:
-        if algorithm.from_records:
-            return learn_from_records(algorithm, arguments_of(algorithm), arguments)
-        return _learn(algorithm.name, arguments)
-
-    learn.__doc__ = algorithm.summary
-    return learn
-
-
 def train(arguments: list[str]) -> int:
     """Train a growth policy by acting or from records, or run one that does not learn."""
-    return dispatch("esper train", commands(), arguments)
+    learning = algorithms()
+    summaries = {name: one.summary for name, one in learning.items()} | CONTROLS
+
+    def run(policy: str, words: list[str]) -> int:
+        if policy in learning and learning[policy].from_records:
+            return learn_from_records(learning[policy], _flags_of(policy), words)
+        return _act(policy, words)
+
+    return dispatch("esper train", summaries, run, arguments)
 
 
 def main() -> None:

@@ -6,50 +6,32 @@ from typing import Any
 
 from rich.console import Console
 
-from esper.leyline.config import TrainConfig, shown
-from esper.leyline.errors import UsageError
+from esper.leyline.config import TrainConfig
 from esper.leyline.extras import require
-from esper.scripts.after_training import report_ended
-from esper.scripts.console import LiveProgress, print_summary
+from esper.runtime.gate import Permission
 from esper.scripts.output import outlive_output
-from esper.scripts.sanctum_observer import SanctumObserver
-from esper.simic.run.run_directory import stored_config
+from esper.scripts.progress import LiveProgress, print_summary
+from esper.scripts.report import report_ended
+from esper.scripts.sanctum import SanctumObserver
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.vectorized import RunSummary, resume_ppo, run_training
 
 
-def train(policy: str, config: TrainConfig, sanctum: bool) -> int:
+def train(policy: str, config: TrainConfig, sanctum: bool, permission: Permission) -> int:
     """Start a new run, shown in Sanctum if ``sanctum`` is true; return its exit status."""
-    return _watch(lambda observer: run_training(config, policy, observer=observer), sanctum)
+    return _watch(
+        lambda observer: run_training(config, policy, observer=observer, permission=permission),
+        sanctum,
+    )
 
 
-def resume(run: Path, changes: dict[str, Any], sanctum: bool, trust: bool) -> int:
+def resume(run: Path, changes: dict[str, Any], sanctum: bool, permission: Permission) -> int:
     """Resume a run with the settings ``changes`` for the resume; return its exit status.
 
     Raises:
-        UsageError: the run names code that would be executed, and ``trust`` is false; see
-            ``resume_ppo`` for others.
+        UsageError: see ``resume_ppo``.
     """
-    if not trust:
-        _check_code(run, changes)
-    return _watch(lambda observer: resume_ppo(run, changes, observer), sanctum)
-
-
-def _check_code(run: Path, changes: dict[str, Any]) -> None:
-    """Refuse to execute code that only a run directory names, which may come from elsewhere."""
-    config, _ = stored_config(run)
-    gym, plugins = config.gymnasium.gym, config.world.plugin
-    if plugins and "plugin" not in changes:
-        names = " ".join(plugins)
-        raise UsageError(
-            f"plugin: {run} names {shown(names)}, and resuming executes it; give --plugin FILE "
-            "again, or --trust if you trust the run"
-        )
-    if gym is not None and ":" in gym:
-        raise UsageError(
-            f"gym: {run} names {shown(gym)}, and resuming imports that module; give --trust if "
-            "you trust the run"
-        )
+    return _watch(lambda observer: resume_ppo(run, changes, observer, permission), sanctum)
 
 
 def _watch(run: Callable[[SanctumObserver], RunSummary], sanctum: bool) -> int:

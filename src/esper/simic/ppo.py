@@ -15,9 +15,7 @@ from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric, part_metric
 from esper.simic.actor import OlderActor, PolicyActor
-from esper.simic.advantage import explained_variance
-from esper.simic.compiled import CompiledLoss, is_compiler_error
-from esper.simic.estimates import Estimates, Estimator, GeneralisedEstimator
+from esper.simic.advantage import Estimates, Estimator, GeneralisedEstimator, explained_variance
 from esper.simic.gradients import (
     GradientNorms,
     LossScaler,
@@ -27,12 +25,11 @@ from esper.simic.gradients import (
     check_gradients,
     first_not_finite,
 )
-from esper.simic.loss import weighted_mean
+from esper.simic.loss import CompiledLoss, is_compiler_error, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
-from esper.simic.rollout import Rollout
+from esper.simic.rollout import Rollout, Sequences, split_sequences
 from esper.simic.schedules import AdaptiveRate, Schedules
-from esper.simic.sequences import Sequences, split_sequences
 from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
 
@@ -70,7 +67,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         device: device of the networks.
         network: builds the policy; called once, with the global generator seeded.
         moments: normalises the policy's observations.
-        compile_mode: see ``simic.compiled.CompiledLoss``.
+        compile_mode: see ``simic.loss.CompiledLoss``.
         advantage_floor: advantages are divided by their standard deviation or by this, whichever
             is larger.
         estimator: estimates advantages and value targets; generalised advantages if None.

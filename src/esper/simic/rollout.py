@@ -1,11 +1,17 @@
-"""The rollout buffer: T steps of N environments, ``[T, N, ...]``."""
+"""The rollout buffer: T steps of N environments, ``[T, N, ...]``, and its sequences.
 
+Sequences are padded so that the LSTM runs over all of them in one call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
-from esper.tamiyo.policy.interface import ObservationT, RecurrentState, named_inputs
+from esper.kasmina.transfer import moved
+from esper.tamiyo.policy.interface import ObservationT, RecurrentState, inputs_from, named_inputs
 
 
 class Rollout(Generic[ObservationT]):
@@ -104,3 +110,212 @@ class Rollout(Generic[ObservationT]):
         """Store the reward of step ``t``; ``done`` marks it as terminated, not truncated."""
         self.rewards[t] = reward.to(self.rewards.dtype)
         self.terminated[t] = done
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences(Generic[ObservationT]):
+    """M sequences, padded to L steps; leading axes ``[L, M]``.
+
+    Attributes:
+        observation: normalised.
+        actions: int64 ``[L, M, heads]``.
+        old_log_prob: log-probability of the actions relative to which the loss takes importance
+            ratios, see ``Estimates``.
+        advantages: normalised.
+        targets: normalised value targets.
+        hidden: recurrent state before each sequence, tensors ``[layers, M, width]``.
+        weight: 1 for steps to learn from, 0 in padding; None if there is no padding.
+        lengths: steps of each sequence, int64 ``[M]`` on the CPU; None if all have ``L``.
+    """
+
+    observation: ObservationT
+    actions: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    targets: Tensor
+    hidden: RecurrentState
+    weight: Tensor | None = None
+    lengths: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of sequences."""
+        return self.actions.shape[1]
+
+    def pick(self, indices: Tensor) -> "Sequences[ObservationT]":
+        """The sequences ``indices``, int64 ``[m]``, cut to the longest of them."""
+        length = self.actions.shape[0]
+        if self.lengths is not None:
+            length = int(self.lengths[indices].max())
+        index = moved(indices, self.actions.device)
+        lengths = None if self.lengths is None else self.lengths[indices]
+        return self._selection(index, lambda x: x[:length].index_select(1, index), lengths)
+
+    def pick_padded(self, indices: Tensor) -> "Sequences[ObservationT]":
+        """``pick``, padded so that few shapes occur, which CUDA graphs need.
+
+        If sequences differ in length, the length and the number of the chosen ones are rounded up
+        to powers of two, with steps of weight 0.
+        """
+        if self.lengths is None or self.weight is None:
+            return self.pick(indices)
+        length, count = int(self.lengths[indices].max()), len(indices)
+        steps, columns = torch.arange(_power_of_two(length)), torch.arange(_power_of_two(count))
+        inside = (steps < length)[:, None] & (columns < count)
+        device = self.actions.device
+        positions = moved(steps.clamp(max=length - 1), device)
+        index = moved(torch.cat([indices, indices[:1].expand(len(columns) - count)]), device)
+
+        selection = self._selection(
+            index, lambda x: x.index_select(1, index).index_select(0, positions)
+        )
+        assert selection.weight is not None
+        return replace(selection, weight=selection.weight * moved(inside, device))
+
+    def _selection(
+        self, index: Tensor, part: Callable[[Tensor], Tensor], lengths: Tensor | None = None
+    ) -> "Sequences[ObservationT]":
+        """The sequences ``index``; ``part`` takes them from a tensor ``[T, N, ...]``."""
+        tensors = {name: part(x) for name, x in self.observation.tensors().items()}
+        return Sequences(
+            type(self.observation).from_tensors(tensors),
+            part(self.actions),
+            part(self.old_log_prob),
+            part(self.advantages),
+            part(self.targets),
+            tuple(state.index_select(1, index) for state in self.hidden),
+            None if self.weight is None else part(self.weight),
+            lengths,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that an update computes with, by name."""
+        tensors = named_inputs(self.observation, self.hidden) | {
+            "actions": self.actions,
+            "log_prob": self.old_log_prob,
+            "advantage": self.advantages,
+            "target": self.targets,
+        }
+        return tensors if self.weight is None else tensors | {"weight": self.weight}
+
+    @classmethod
+    def from_tensors(
+        cls, kind: type[ObservationT], tensors: dict[str, Tensor]
+    ) -> "Sequences[ObservationT]":
+        """The inverse of ``tensors``, without lengths; ``kind`` is the observations' class."""
+        observation, hidden = inputs_from(kind, tensors)
+        return cls(
+            observation,
+            tensors["actions"],
+            tensors["log_prob"],
+            tensors["advantage"],
+            tensors["target"],
+            hidden,
+            tensors.get("weight"),
+        )
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
+def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The unbroken runs of true values in ``valid [T, N]`` (bool, on the CPU).
+
+    Returns:
+        first step, environment and length of each run, int64 ``[M]``, sorted by environment.
+    """
+    edge = torch.zeros_like(valid[:1])
+    before = torch.cat([edge, valid[:-1]])
+    after = torch.cat([valid[1:], edge])
+    return _pieces(valid & ~before, valid & ~after)
+
+
+def episode_pieces(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The pieces of episodes in a rollout, including the final observation of each.
+
+    Args:
+        valid: bool ``[T, N]`` on the CPU, see ``Rollout.valid``.
+
+    Returns:
+        first step, environment and length of each piece, int64 ``[M]``, sorted by environment. The
+        steps are counted from 0 to T, where T is the state after the rollout's last step.
+    """
+    edge = torch.ones_like(valid[:1])
+    return _pieces(torch.cat([edge, ~valid]), torch.cat([~valid, edge]))
+
+
+def _pieces(begins: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First step, environment and length of the pieces between ``begins`` and ``ends [T, N]``."""
+    environment, first = begins.T.nonzero(as_tuple=True)
+    last = ends.T.nonzero(as_tuple=True)[1]
+    return first, environment, last - first + 1
+
+
+def padded(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of pieces that are padded to the longest, L; padding repeats the first step.
+
+    Args:
+        first, lengths: int64 ``[M]``.
+
+    Returns:
+        the step of each place, int64 ``[L, M]``, and whether it is inside its piece, bool.
+    """
+    steps = torch.arange(int(lengths.max()))[:, None]
+    inside = steps < lengths
+    return torch.where(inside, first + steps, first), inside
+
+
+def split_sequences(
+    rollout: Rollout[ObservationT],
+    observation: ObservationT,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    targets: Tensor,
+) -> Sequences[ObservationT]:
+    """Split a rollout into sequences.
+
+    If every environment's steps are one whole episode, that is its sequence. If episodes begin and
+    end within the rollout, each piece of an episode becomes one sequence, padded to the
+    longest. A piece that begins at step 0 starts from the rollout's recurrent state, the others
+    from zeros.
+
+    Args:
+        rollout: the rollout.
+        observation: its normalised observations.
+        old_log_prob: log-probability of the actions, relative to which the loss takes importance
+            ratios, ``[T, N]``.
+        advantages, targets: ``[T, N]``, normalised.
+    """
+    if rollout.valid is None:
+        return Sequences(
+            observation,
+            rollout.actions,
+            old_log_prob,
+            advantages,
+            targets,
+            rollout.hidden,
+        )
+    first, environment, lengths = segments(rollout.valid)
+    positions, inside = padded(first, lengths)
+    device = rollout.actions.device
+    time = moved(positions, device)
+    environment = moved(environment, device)
+    weight = moved(inside, device)
+    continues = moved(first == 0, device)[:, None]
+
+    def part(x: Tensor) -> Tensor:
+        return x[time, environment]
+
+    tensors = {name: part(x) for name, x in observation.tensors().items()}
+    return Sequences(
+        type(observation).from_tensors(tensors),
+        part(rollout.actions),
+        part(old_log_prob),
+        part(advantages),
+        part(targets),
+        tuple(torch.where(continues, h[:, environment], 0.0) for h in rollout.hidden),
+        weight.to(advantages.dtype),
+        lengths,
+    )

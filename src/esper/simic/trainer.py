@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.leyline.config import LearnerConfig
 from esper.leyline.metrics import Metric
-from esper.simic.compiled import is_compiler_error, log_uncompiled
 from esper.simic.gradients import GradientNorms, LossScaler, backward, check_gradients
+from esper.simic.loss import is_compiler_error, log_uncompiled
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.update_metrics import Metrics
@@ -121,12 +121,7 @@ class _PolicyNetwork(nn.Module):
         """Evaluate the actions of whole episodes with one call of the LSTM."""
         observation, actions = self.moments.normalise(batch.observation), batch.actions
         hidden = self.policy.initial_hidden(actions.shape[1])
-        if not torch.compiler.is_compiling():
-            return self.policy.evaluate_actions(observation, actions, hidden)
-        # The native library, which evaluate_actions may call, cannot be traced.
-        encoding = self.policy.encode(observation)
-        memory, _ = self.policy.run_lstm(encoding[0], hidden)
-        return self.policy.evaluate_heads(memory, encoding, observation, actions)
+        return self.policy.evaluate_actions(observation, actions, hidden)
 
 
 class Trainer:

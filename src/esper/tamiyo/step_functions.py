@@ -17,8 +17,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
 from esper.tolaria.governor import DivergenceDetector
-from esper.tolaria.health import updated_signals
-from esper.tolaria.results import EpochResult, Measurement, Scores
+from esper.tolaria.results import EpochResult, Measurement, Scores, updated_signals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Data sets of all tasks that share one host shape, so that rows of a stack may differ in task."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,63 @@ from torch import Tensor
 from esper.kasmina.hosts.host import Host, NormedHost
 from esper.kasmina.rng import Purpose, to_integers, uniform
 from esper.leyline.errors import UsageError
-from esper.runtime.augmentation import Augmentation
-from esper.runtime.data import Dataset, map_elements, stored_elements
+from esper.runtime.data import Augmentation, Dataset, map_elements, stored_elements
 from esper.runtime.tasks import TUNINGS, Task
 from esper.tolaria.backends import HeldBack
-from esper.tolaria.channel_moves import Orders
+
+Orders = tuple[Tensor, Tensor]
+"""Indices that gather the parameters ``[P]`` and the buffers ``[Q]`` of a shifted host, int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMove:
+    """A change of the places of channels in some of N hosts.
+
+    Attributes:
+        rows: the hosts, int64 ``[R]``.
+        parameters, buffers: indices that gather their parameters ``[R, P]`` and their buffers
+            ``[R, Q]``, int64.
+    """
+
+    rows: Tensor
+    parameters: Tensor
+    buffers: Tensor
+
+    def of_parameters(self, *stores: Tensor) -> None:
+        """Move the channels in stores with the parameters of all hosts, ``[N, P]``."""
+        for store in stores:
+            store[self.rows] = store[self.rows].gather(1, self.parameters)
+
+    def of_buffers(self, *stores: Tensor) -> None:
+        """Move the channels in stores with the buffers of all hosts, ``[N, Q]``."""
+        for store in stores:
+            store[self.rows] = store[self.rows].gather(1, self.buffers)
+
+
+def channel_moves(
+    shifts: Mapping[int, Orders], task: Tensor, switch_step: Tensor, length: int
+) -> dict[int, ChannelMove]:
+    """The moves of an episode, by step.
+
+    Args:
+        shifts: places of the channels after the shift of a task, by its index.
+        task: index of each host's task, int64 ``[N]``.
+        switch_step: step of each host's drift, int64 ``[N]``.
+        length: steps of the episode; a later drift does not come.
+    """
+    if not shifts:
+        return {}
+    rows_at: dict[int, list[int]] = {}
+    tasks, steps = task.tolist(), switch_step.tolist()
+    for row, step in enumerate(steps):
+        if tasks[row] in shifts and step < length:
+            rows_at.setdefault(step, []).append(row)
+    moves = {}
+    for step, rows in rows_at.items():
+        parameters, buffers = zip(*(shifts[tasks[row]] for row in rows), strict=True)
+        hosts = torch.tensor(rows, device=task.device)
+        moves[step] = ChannelMove(hosts, torch.stack(parameters), torch.stack(buffers))
+    return moves
 
 
 @dataclass(frozen=True, slots=True)

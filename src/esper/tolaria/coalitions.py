@@ -10,7 +10,8 @@ from torch import Tensor
 
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved
-from esper.tolaria.backends import Scores, Variant
+from esper.tolaria.backends import Variant
+from esper.tolaria.results import Scores
 
 MAX_FOR_SHAPLEY = 4
 """With more slots than this, only coalitions of at most two seeds are measured."""
@@ -40,12 +41,8 @@ def grouped_by_first_change(state: SeedState, silences: Tensor) -> list[Variant]
     """
     first = torch.where(silences.any(1), silences.int().argmax(1), -1)
     alpha = state.alpha.masked_fill(silences, 0.0)
-    variants = []
-    for s in range(silences.shape[1]):
-        rows = (first == s).nonzero()[:, 0]
-        if len(rows):
-            variants.append(Variant(s, rows, alpha[rows]))
-    return variants
+    by_slot = [(first == s).nonzero()[:, 0] for s in range(silences.shape[1])]
+    return [Variant(s, rows, alpha[rows]) for s, rows in enumerate(by_slot) if len(rows)]
 
 
 def coalition_variants(state: SeedState, members: Tensor) -> tuple[list[Variant], list[int]]:
@@ -125,14 +122,11 @@ class Coalitions:
         slots = self.members.shape[1]
         if slots > MAX_FOR_SHAPLEY:
             return torch.full(self.acts.shape, float("nan"), device=self.value.device)
-        sizes = self.members.sum(1).tolist()
-        table = torch.zeros(len(sizes), slots, dtype=self.value.dtype)
-        for row, (size, coalition) in enumerate(zip(sizes, self.members.tolist(), strict=True)):
-            for i in range(slots):
-                if coalition[i]:
-                    table[row, i] = _share(size - 1, slots)
-                else:
-                    table[row, i] = -_share(size, slots)
+        sizes = self.members.sum(1, keepdim=True)
+        # The probability that exactly n other seeds precede a seed in a random order.
+        shares = [factorial(n) * factorial(slots - n - 1) / factorial(slots) for n in range(slots)]
+        share = torch.tensor([*shares, 0.0], dtype=self.value.dtype)
+        table = torch.where(self.members, share[sizes - 1], -share[sizes])
         values = self.value @ moved(table, self.value.device)
         return torch.where(self.acts, values, float("nan"))
 
@@ -154,8 +148,3 @@ class Coalitions:
             interaction = value(i, j) - value(i) - value(j) + value()
             result[:, i, j] = result[:, j, i] = torch.where(both, interaction, float("nan"))
         return result
-
-
-def _share(size: int, slots: int) -> float:
-    """Probability that exactly ``size`` given seeds precede another seed in a random order."""
-    return factorial(size) * factorial(slots - size - 1) / factorial(slots)

@@ -10,18 +10,17 @@ from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.rng import Purpose, StepBits, random_bits, to_integers, uniform
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import initial_distribution_on, stack_tables
-from esper.kasmina.stack import Stack
 from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import Backend, EpochResult, Optimisation, Scores, Variant
-from esper.tolaria.bank import DataBank
-from esper.tolaria.channel_moves import ChannelMove, channel_moves
+from esper.runtime.tasks import Pretraining, Task
+from esper.tolaria.backends import Backend, Minibatches, Optimisation, Variant
+from esper.tolaria.bank import ChannelMove, DataBank, TrainedHosts, channel_moves
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
-from esper.tolaria.loss_scales import LossScales
 from esper.tolaria.memory import keep_memory
-from esper.tolaria.minibatches import Minibatches
 from esper.tolaria.plan import Seeds, moved_variants
-from esper.tolaria.results import Measurement
+from esper.tolaria.precision import LossScales
+from esper.tolaria.results import EpochResult, Measurement, Scores
+from esper.tolaria.stores import Stack
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""
@@ -231,9 +230,9 @@ class Engine:
     ) -> Scores:
         """Scores of the hosts with fossilised seeds only on ``validation`` or ``test``, ``[N]``."""
         host = host or state.on_host()
-        fossils_on_host = _fossils(host)
-        fossils = fossils_on_host if host is state else _fossils(state)
-        return self._evaluate(fossils, fossils_on_host, step, [], split, None)[0]
+        fossils = _fossils(host)
+        on_device = fossils if host is state else _fossils(state)
+        return self._evaluate(on_device, fossils, step, [], split, None)[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates, on the hosts' device.
@@ -242,9 +241,11 @@ class Engine:
         them after it, because the epoch evicts everything but the hosts from the caches.
         """
         host = state.on_host()
-        ablations = self._ablations(host)
-        both = ablations + (self._commitments(host) if committed else [])
-        on_device = moved_variants(both, self.device)
+        ablations, commitments = _ablations(host), []
+        if committed:
+            candidates = (host.alpha > 0) & (host.stage != Stage.FOSSILISED)
+            commitments = grouped_by_first_change(host, candidates)
+        on_device = moved_variants(ablations + commitments, self.device)
         return on_device[: len(ablations)], on_device[len(ablations) :]
 
     def coalitions(self, state: SeedState, step: int, host: SeedState | None = None) -> Coalitions:
@@ -301,15 +302,13 @@ class Engine:
         """Parameters ``[G, P]`` and buffers ``[G, Q]`` of untrained hosts."""
         if isinstance(self.host, ModuleHost):
             keys = random_bits(self.seed, groups, Purpose.HOST_INIT, self.episode, 0, 1)[:, 0]
-            parameters, buffers_of_modules = self.host.initial_values(keys.tolist())
-            return parameters.to(self.device), buffers_of_modules.to(self.device)
+            values = self.host.initial_values(keys.tolist())
+            return values[0].to(self.device), values[1].to(self.device)
         layout, buffers = self.host.layout, self.host.buffers
         constant, _ = buffers.initial_distribution(buffers.size)
         distribution = layout.initial_distribution(layout.size)
-        return (
-            self._draw_initial(*distribution, groups, Purpose.HOST_INIT, 0),
-            constant.to(self.device, self.dtype).expand(len(groups), -1),
-        )
+        parameters = self._draw_initial(*distribution, groups, Purpose.HOST_INIT, 0)
+        return parameters, constant.to(self.device, self.dtype).expand(len(groups), -1)
 
     def _draw_initial(
         self, constant: Tensor, bound: Tensor, streams: Tensor, purpose: int, step: int
@@ -338,24 +337,76 @@ class Engine:
             bank.streamed,
         )
 
-    def _ablations(self, state: SeedState) -> list[Variant]:
-        """Variants with the alpha of one acting seed set to 0, one variant per slot."""
-        acts = (state.alpha > 0).T
-        rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
-        variants = []
-        for s, mine in enumerate(rows):
-            if len(mine):
-                alpha = state.alpha[mine]
-                alpha[:, s] = 0.0
-                variants.append(Variant(s, mine, alpha))
-        return variants
 
-    def _commitments(self, state: SeedState) -> list[Variant]:
-        """Variants with the alpha of every seed that is not fossilised set to 0."""
-        candidates = (state.alpha > 0) & (state.stage != Stage.FOSSILISED)
-        return grouped_by_first_change(state, candidates)
+def _ablations(state: SeedState) -> list[Variant]:
+    """Variants with the alpha of one acting seed set to 0, one variant per slot."""
+    acts = (state.alpha > 0).T
+    rows = acts.nonzero()[:, 1].split(acts.sum(1).tolist())
+    variants = []
+    for s, mine in enumerate(rows):
+        if len(mine):
+            alpha = state.alpha[mine]
+            alpha[:, s] = 0.0
+            variants.append(Variant(s, mine, alpha))
+    return variants
 
 
 def _fossils(state: SeedState) -> SeedState:
     """The state with the alpha of every seed that is not fossilised set to 0."""
     return replace(state, alpha=torch.where(state.stage == Stage.FOSSILISED, state.alpha, 0.0))
+
+
+_HOSTS: dict[tuple[object, ...], TrainedHosts] = {}
+
+
+def trained_hosts(
+    task: Task, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> TrainedHosts | None:
+    """The hosts that ``task`` starts from; None for a task that starts from initial weights.
+
+    Trained once per process for all tasks with the same host, ``pretraining`` and budget. The
+    weights depend on these alone, and not on the seed of a run.
+    """
+    pretraining = task.pretraining
+    if pretraining is None:
+        return None
+    key = (
+        *(pretraining, task.host, task.max_batches, task.batch_size),
+        *(task.weight_decay, task.momentum, task.max_gradient_norm, task.augmentation),
+        *(backend.name, dtype, str(device)),
+    )
+    if key not in _HOSTS:
+        _HOSTS[key] = _train(task, pretraining, backend, dtype, device)
+    return _HOSTS[key]
+
+
+def _train(
+    task: Task, pretraining: Pretraining, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> TrainedHosts:
+    before = replace(
+        task,
+        data=pretraining.data,
+        learning_rate=pretraining.learning_rate,
+        host_learning_rate=None,
+        tuning="all",
+        decay="cosine",
+        deadline=1.0,
+        drift=None,
+        pretraining=None,
+    )
+    bank = DataBank([(before, before.datasets())], dtype, device)
+    identities = torch.arange(pretraining.hosts, device=device)
+    engine = Engine(
+        bank,
+        Rows(identities, identities),
+        pretraining.seed,
+        backend,
+        task.max_batches,
+        task.batch_size,
+        pretraining.steps,
+    )
+    engine.reset(0)
+    seeds = SeedState.dormant((pretraining.hosts, len(engine.slots)), device)
+    for step in range(pretraining.steps):
+        engine.train(seeds, step)
+    return TrainedHosts(engine.stack.host.clone(), engine.stack.buffers.clone())

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.kasmina.stack import Stack
 from esper.tolaria.results import EpochResult, Scores
 
 if TYPE_CHECKING:
-    from esper.tolaria.channel_moves import ChannelMove
+    from esper.tolaria.stores import Stack
+
+if TYPE_CHECKING:
+    from esper.tolaria.bank import ChannelMove
 
 HISTORY = 20
 """Number of healthy validation losses kept per host."""
@@ -143,7 +145,7 @@ class Governor(DivergenceDetector):
         limits: see ``Limits``.
     """
 
-    def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
+    def __init__(self, stack: "Stack", classes: int, limits: Limits | None = None):
         super().__init__(len(stack.host), stack.host.device, classes, limits)
         self.stack = stack
         self.copies = [store.clone() for store in self._stores()]

@@ -169,66 +169,37 @@ def plan(seeds: Seeds) -> Plan:
 
     The plan is made on the CPU and goes to the device of the seeds in one transfer.
     """
-    copy, device = seeds.on_host, seeds.alpha.device
+    copy = seeds.on_host
     isolation = (copy.alpha == 0).long()
-    key = (isolation * len(BLUEPRINTS) + copy.blueprint) * len(Form) + copy.form
+    keys = (isolation * len(BLUEPRINTS) + copy.blueprint) * len(Form) + copy.form
+    slots = range(keys.shape[1])
+    members = [use.nonzero()[:, 0] for use in copy.computed.unbind(1)]
     orders = [
-        _order(use.nonzero()[:, 0], keys)
-        for use, keys in zip(copy.computed.unbind(1), key.unbind(1), strict=True)
+        rows[torch.sort(keys[rows, s], stable=True).indices] for s, rows in enumerate(members)
     ]
-    parts = [part for order in orders if order is not None for part in (order.rows, order.kinds)]
-    on_device = iter(moved_together(parts, device))
-    return [
-        None
-        if order is None
-        else _slot_plan(
-            order,
-            next(on_device),
-            next(on_device),
-            seeds.alpha[:, s],
-            bool(copy.frozen[order.rows, s].any()),
-        )
-        for s, order in enumerate(orders)
-    ]
+    kinds = [copy.blueprint[rows, s] for s, rows in enumerate(orders)]
+    on_device = moved_together([*orders, *kinds], seeds.alpha.device)
+    plans: Plan = []
+    for s, rows, order, kinds_of_slot in zip(
+        slots, orders, on_device[: len(slots)], on_device[len(slots) :], strict=True
+    ):
+        if len(rows) == 0:
+            plans.append(None)
+            continue
+        groups = _groups(keys[rows, s], order, seeds.alpha[:, s][order])
+        plans.append(SlotPlan(order, kinds_of_slot, groups, bool(copy.frozen[rows, s].any())))
+    return plans
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """The seeds of one slot in the order of the calls, on the CPU.
-
-    Attributes:
-        rows: their environments, int64 ``[M]``.
-        kinds: their blueprints, int64 ``[M]``.
-        runs: (isolated, blueprint, form) and number of the seeds that have them in common.
-    """
-
-    rows: Tensor
-    kinds: Tensor
-    runs: list[tuple[bool, int, Form, int]]
-
-
-def _order(rows: Tensor, keys: Tensor) -> _Order | None:
-    if len(rows) == 0:
-        return None
-    rows = rows[torch.sort(keys[rows], stable=True).indices]
-    seed_keys = keys[rows]
-    present, counts = torch.unique_consecutive(seed_keys, return_counts=True)
-    runs = []
-    for key, count in zip(present.tolist(), counts.tolist(), strict=True):
-        is_isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
-        runs.append((bool(is_isolated), kind, Form(key % len(Form)), count))
-    return _Order(rows, seed_keys // len(Form) % len(BLUEPRINTS), runs)
-
-
-def _slot_plan(
-    order: _Order, rows: Tensor, kinds: Tensor, alphas: Tensor, any_frozen: bool
-) -> SlotPlan:
+def _groups(keys: Tensor, rows: Tensor, alpha: Tensor) -> tuple[Group, ...]:
+    """The calls for ``rows [M]`` of one slot, sorted by ``keys [M]``, which are in CPU memory."""
     # A launch on a GPU costs the same for any number of seeds, and there is no such cache.
     most = CHUNK if rows.device.type == "cpu" else len(rows)
-    alpha, groups = alphas[rows], []
-    sizes = [run[-1] for run in order.runs]
-    parts = zip(order.runs, rows.split(sizes), alpha.split(sizes), strict=True)
-    for (is_isolated, kind, form, _), mine, weights in parts:
-        for chunk, weight in zip(mine.split(most), weights.split(most), strict=True):
-            groups.append(Group(kind, form, is_isolated, chunk, weight))
-    return SlotPlan(rows, kinds, tuple(groups), any_frozen)
+    present, counts = torch.unique_consecutive(keys, return_counts=True)
+    sizes, groups = counts.tolist(), []
+    parts = zip(present.tolist(), rows.split(sizes), alpha.split(sizes), strict=True)
+    for key, run, weights in parts:
+        is_isolated, kind = divmod(key // len(Form), len(BLUEPRINTS))
+        for chunk, weight in zip(run.split(most), weights.split(most), strict=True):
+            groups.append(Group(kind, Form(key % len(Form)), bool(is_isolated), chunk, weight))
+    return tuple(groups)

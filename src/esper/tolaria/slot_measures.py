@@ -1,4 +1,4 @@
-"""What half a minibatch of an epoch shows about each slot without a seed."""
+"""What an epoch shows about seeds and about slots without a seed."""
 
 from dataclasses import dataclass, field
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from esper.karn.sanctum.app import PAGES, Sanctum
-from esper.karn.sanctum.help import KEYS
+from esper.karn.sanctum.app import KEYS, PAGES, Sanctum
 from esper.karn.sanctum.policy_page import ROWS
 from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
@@ -159,7 +158,7 @@ def test_a_run_is_followed_and_its_silence_reported(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [started(), *a_round(1)])
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
-        app._last_data = time.monotonic()
+        app.last_data = time.monotonic()
         await until(pilot, lambda: "● live" in screen(app))
         assert "round 1/3 step 4/4" in screen(app)
         assert "2 s left" in screen(app)
@@ -172,7 +171,7 @@ def test_a_run_is_followed_and_its_silence_reported(tmp_path: Path) -> None:
             file.write(half[99:] + b"\n")
         await until(pilot, lambda: "round 2/3 step 1/4" in screen(app))
         assert "+7.500" in screen(app)
-        app._last_data = time.monotonic() - 12
+        app.last_data = time.monotonic() - 12
         await until(pilot, lambda: "▲ no new data for 1" in screen(app))
         await until(pilot, lambda: "its process has ended" in screen(app))
         with (run / "events.jsonl").open("ab") as file:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.sanctum.anomaly_page import _summary, summary
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.overview_page import feed
-from esper.karn.sanctum.palette import DARK
+from esper.karn.sanctum.record_pages import _summary, summary
+from esper.karn.sanctum.signs import DARK
 from esper.karn.sanctum.snapshot import SPEEDS, Playhead
 from esper.leyline.events import (
     AnomalyDetected,

@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 
-from esper.karn.sanctum.formatting import compact, duration, gauge, number_text, sparkline, trend
-from esper.karn.sanctum.palette import DARK, GLYPHS, LIGHT
 from esper.karn.sanctum.policy_page import ROWS, State, heads
 from esper.karn.sanctum.rows import FILTERS, SORTS, Row, Status, arrange
+from esper.karn.sanctum.signs import (
+    DARK,
+    GLYPHS,
+    LIGHT,
+    compact,
+    duration,
+    gauge,
+    number_text,
+    sparkline,
+    trend,
+)
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.stages import Stage

@@ -14,7 +14,7 @@ from esper.leyline.config.setting import POSITIVE, setting
 from esper.leyline.errors import UsageError
 from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
-from esper.simic.estimates import Estimates, GeneralisedEstimator
+from esper.simic.advantage import Estimates, GeneralisedEstimator
 
 
 @dataclass(frozen=True)

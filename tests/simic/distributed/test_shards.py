@@ -10,6 +10,8 @@ import torch
 
 from esper.leyline.config import unflatten
 from esper.nissa.hub import Hub
+from esper.runtime import plugins
+from esper.runtime.gate import Permission
 from esper.simic.actor import snapshot
 from esper.simic.distributed.remote_actors import ShardProcess
 from esper.simic.distributed.wire import as_arrays, as_tensors
@@ -117,6 +119,7 @@ def test_a_shard_needs_no_file_of_the_learner(
         before = train_impala(**SMALL, rounds=1, telemetry_dir=str(tmp_path))
         more = {"initial_policy": str(before.path)}
     config = unflatten({**SMALL, "envs": 4, "algorithm": "impala", "lag": 0, **more})
+    plugins.load_all(config, Permission(config.world.plugin), "test")
     tasks = resolve_tasks(config)
     expected = in_one_process(config, 1)
     weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]

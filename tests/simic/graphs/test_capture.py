@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
-from esper.simic.graphs.capture import WARMUPS, CapturedFunction
-from esper.simic.graphs.captured_agent import CapturedAgent, agent_class
-from esper.simic.growth.agent import growth_agent
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.graphs import WARMUPS, CapturedAgent, CapturedFunction, agent_class
+from esper.simic.growth.agent import GrowthMoments, growth_agent
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from synthetic import CPU, synthetic_rollout

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.growth.shard import Shard
-from esper.tolaria.backends import store_rows
+from esper.tolaria import optim
 from esper.tolaria.backends import torch as backend
 
 Fault = Callable[[Shard], Callable[[], None]]
@@ -39,7 +39,7 @@ def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
     """In one number of the host's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
-        original, calls = store_rows.clip_scale, iter(range(1_000))
+        original, calls = optim.clip_scale, iter(range(1_000))
         width = shard.engine.stack.host.shape[1]
 
         def poisoned(gradient: Tensor, max_norm: float) -> tuple[Tensor, Tensor]:
@@ -48,8 +48,8 @@ def in_host_gradient(row: int, bad: float, minibatch: int = 0) -> Fault:
                 gradient[row, 0] = bad
             return original(gradient, max_norm)
 
-        store_rows.clip_scale = poisoned
-        return lambda: setattr(store_rows, "clip_scale", original)
+        optim.clip_scale = poisoned
+        return lambda: setattr(optim, "clip_scale", original)
 
     return arm
 
@@ -58,7 +58,7 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
     """In one number of a seed's gradient."""
 
     def arm(shard: Shard) -> Callable[[], None]:
-        original, calls = store_rows.SeedRows.update, iter(range(1_000))
+        original, calls = optim.SeedRows.update, iter(range(1_000))
 
         def poisoned(self, gradient: Tensor) -> None:
             if self.slot == slot and next(calls) == minibatch:
@@ -68,8 +68,8 @@ def in_seed_gradient(row: int, bad: float, slot: int, minibatch: int = 0) -> Fau
                 gradient[place, 0] = bad
             original(self, gradient)
 
-        store_rows.SeedRows.update = poisoned
-        return lambda: setattr(store_rows.SeedRows, "update", original)
+        optim.SeedRows.update = poisoned
+        return lambda: setattr(optim.SeedRows, "update", original)
 
     return arm
 

@@ -14,7 +14,8 @@ from esper.kasmina.lifecycle import Rules, apply, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.rewards import RewardInputs, utility
+from esper.simic.growth.rewards import RewardInputs
+from esper.tamiyo.policy.features import utility
 from oracles.rewards import Moment, Seed
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.leyline.actions import HEADS
 from esper.leyline.config import LearnerConfig, TrainConfig, check, unflatten
 from esper.leyline.errors import UsageError
-from esper.runtime.augmentation import Augmentation
+from esper.runtime.data import Augmentation
 from esper.runtime.tasks import Task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect

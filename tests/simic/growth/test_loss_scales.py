@@ -13,8 +13,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.shard import TWIN_STREAM
 from esper.simic.growth.step import Step
 from esper.tamiyo.random_actor import RandomActor
-from esper.tolaria.loss_scales import START
-from esper.tolaria.precision import Precision
+from esper.tolaria.precision import START, Precision
 from support import small_environments, small_host, small_mlp, small_task
 
 ENVS, GROUP_SIZE, LENGTH = 12, 2, 4

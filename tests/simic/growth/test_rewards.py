@@ -18,11 +18,13 @@ from esper.simic.growth.rewards import (
     REWARD_MODES,
     REWARDS,
     RewardInputs,
+    alpha_shock,
+    attribution,
+    fossil_bonus,
     stage_potential,
     stage_shaping,
-    utility,
 )
-from esper.simic.growth.rewards.shaped import alpha_shock, attribution, fossil_bonus
+from esper.tamiyo.policy.features import utility
 from examples import examples
 from oracles.rewards import ORACLES, shaping
 

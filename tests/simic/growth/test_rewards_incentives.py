@@ -13,8 +13,14 @@ from torch import Tensor
 from esper.kasmina.lifecycle import Rules
 from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.rewards import REWARD_MODES, REWARDS, RewardInputs, stage_shaping
-from esper.simic.growth.rewards.shaped import alpha_shock, attribution
+from esper.simic.growth.rewards import (
+    REWARD_MODES,
+    REWARDS,
+    RewardInputs,
+    alpha_shock,
+    attribution,
+    stage_shaping,
+)
 from examples import examples
 
 quick = settings(max_examples=examples(12))

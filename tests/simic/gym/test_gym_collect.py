@@ -54,7 +54,7 @@ class Alone:
         hidden = self.policy.actor(outputs[0])
         log_probs = []
         for head, count in enumerate(OPTIONS):
-            logits = self.policy.action_heads[head](hidden)
+            logits = self.policy.action_heads[str(head)](hidden)
             legal = logits.exp() * mask[head, :count]
             log_probs.append((legal / legal.sum()).log())
         return log_probs, self.policy.value_head(outputs[-1])[0]

@@ -220,7 +220,7 @@ def test_an_environment_that_does_not_follow_its_seed_is_named() -> None:
         ("CartPol-v1", {}, "there is no environment 'CartPol-v1'; did you mean 'CartPole-v1'"),
         ("CartPole-v7", {}, "there is no environment 'CartPole-v7'; did you mean"),
         ("xyzzy", {}, "give the id of a registered one, or module:id"),
-        ("nosuchmodule:Env-v0", {}, "nosuchmodule:Env-v0 cannot be created"),
+        ("nosuchmodule:Env-v0", {}, "'nosuchmodule:Env-v0', whose module is not imported"),
         ("", {}, "gym: "),
         ("/x/", {}, "gym: "),
         ("CartPole-v1", {"lenght": 3}, "CartPole-v1 cannot be created .*lenght"),

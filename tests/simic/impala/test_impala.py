@@ -11,9 +11,8 @@ from torch import Tensor
 from esper.leyline.actions import HEADS
 from esper.leyline.config import LearnerConfig
 from esper.simic.algorithms.impala import ImpalaConfig
-from esper.simic.graphs.captured_agent import CapturedAgent
-from esper.simic.growth.agent import growth_agent
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.graphs import CapturedAgent
+from esper.simic.growth.agent import GrowthMoments, growth_agent
 from esper.simic.gym.collect import collect
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout

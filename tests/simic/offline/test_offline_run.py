@@ -248,6 +248,22 @@ def test_a_resumed_run_ends_in_the_same_bits(recorded: str, tmp_path: Path) -> N
     assert len(content["resumed"]) == 1
 
 
+@pytest.mark.parametrize("content", [None, [], 3, "text", {}, {"settings": []}, {"settings": {}}])
+def test_a_run_that_does_not_say_how_it_learns_is_refused(
+    content: Any, recorded: str, tmp_path: Path
+) -> None:
+    path = learned(recorded, tmp_path, epochs=1).path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"offline": content}))
+    with pytest.raises(UsageError, match=r"^resume: .* does not say how"):
+        resumed(path.parent, epochs=2)
+    for name in config["offline"]["settings"]:
+        settings = {n: x for n, x in config["offline"]["settings"].items() if n != name}
+        path.write_text(json.dumps(config | {"offline": {"settings": settings}}))
+        with pytest.raises(UsageError, match=r"^resume: .* does not say how"):
+            resumed(path.parent, epochs=2)
+
+
 def test_a_signal_ends_a_run_that_can_be_resumed(recorded, tmp_path, monkeypatch) -> None:
     steps = []
 

@@ -17,7 +17,8 @@ from esper.leyline.config import unflatten
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.records import record_path
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.runtime.gate import Permission
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline import recorded_data
 from esper.simic.offline.batches import (
@@ -317,9 +318,11 @@ def test_a_damaged_record_is_left_out_only_if_asked(random: str, tmp_path: Path,
     assert "skipped 1 of 3 records" in capsys.readouterr().err
 
 
-def test_the_plugins_of_a_run_are_loaded(random: str, tmp_path: Path) -> None:
+def test_the_plugins_of_a_run_are_needed_and_not_executed(random: str, tmp_path: Path) -> None:
     run = copied(random, tmp_path)
     content = json.loads((run / "config.json").read_text())
     content["settings"]["plugin"] = [str(tmp_path / "missing.py")]
     (run / "config.json").write_text(json.dumps(content))
-    assert refusal(records=(str(run),)).startswith("plugin: cannot read")
+    assert refusal(records=(str(run),)).startswith(f"plugin: {run} names ")
+    with pytest.raises(UsageError, match="plugin: cannot read"):
+        read_data(ImitationConfig(records=(str(run),)), Permission(trust=True))

@@ -13,6 +13,7 @@ from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.metrics import Metric
 from esper.runtime.data import Dataset
+from esper.runtime.gate import Permission
 from esper.runtime.text import text
 from esper.simic.growth import environment
 from esper.simic.offline.offline_run import learn_offline, resumed_config
@@ -105,7 +106,7 @@ def test_a_changed_plugin_is_refused_and_not_executed(tmp_path: Path) -> None:
     edited(run, lambda content: content["settings"].update(plugin=[str(moved)]))
     refused(run, "plugin")
     assert not trace.exists()
-    resume_ppo(run, {"rounds": 2, "plugin": [str(moved)]})
+    resume_ppo(run, {"rounds": 2, "plugin": [str(moved)]}, permission=Permission((str(moved),)))
     assert trace.exists()
     assert load_latest(run).identity.plugins == identity_of("", _with(plugin=[moved]), {}).plugins
 

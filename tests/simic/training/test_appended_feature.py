@@ -46,25 +46,21 @@ def append_features(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(step_functions, f"{kind}_features", longer)
 
 
-def played(name: str, native: bool) -> list[Tensor]:
+def played(name: str) -> list[Tensor]:
     """Actions, log-probs and values of an episode, and the width of the host's features."""
     policy = GrowingPolicy.named(name)
     config = GrowthConfig(seed=3, group_size=2, episode_length=12, max_batches=1, batch_size=8)
     environment = GrowthEnv([find("digits_shift")], torch.arange(4), config, Precision(CPU), CPU)
     agent = policy.agent(seed=3)
-    agent.policy.native = native
     rollout = collect(environment, agent, 0)
     return [rollout.actions, rollout.log_prob, rollout.values, rollout.observation.host]
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", ["keep-or-move", None])
-def test_a_policy_acts_as_before(
-    name: str | None, native: bool, trained: Path, monkeypatch
-) -> None:
-    *before, host = played(name or str(trained), native)
+def test_a_policy_acts_as_before(name: str | None, trained: Path, monkeypatch) -> None:
+    *before, host = played(name or str(trained))
     append_features(monkeypatch)
-    *after, longer = played(name or str(trained), native)
+    *after, longer = played(name or str(trained))
     assert longer.shape[-1] == host.shape[-1] + 1
     assert torch.equal(longer[..., :-1], host)
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))

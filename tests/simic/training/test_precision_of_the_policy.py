@@ -7,9 +7,9 @@ import torch
 
 from esper.karn.report.gather import RunData
 from esper.karn.report.tables import summary
-from esper.karn.sanctum.header import _identity
+from esper.karn.sanctum.app import _identity
 from esper.karn.sanctum.log import EventLog
-from esper.karn.sanctum.palette import DARK
+from esper.karn.sanctum.signs import DARK
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.store import read_events
 from esper.leyline.config import unflatten

@@ -172,6 +172,39 @@ def test_acting_step_by_step_matches_evaluating_the_sequence(policy) -> None:
         assert set(actions[..., 0].flatten().tolist()) == {int(op) for op in Op}
 
 
+def test_frozen_weights_do_not_change_the_results(policy) -> None:
+    """Steps with two numbers of environments, and afterwards with other weights."""
+    scenes = [random_observation((2, count), 3, seed=count) for count in (21, 5)]
+
+    def steps() -> list[Tensor]:
+        return [part for scene in scenes for part in acted(policy, scene, WIDEST, seed=5)]
+
+    with policy.frozen_weights():
+        frozen = steps()
+    assert all(torch.equal(a, b) for a, b in zip(frozen, steps(), strict=True))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.5)
+    changed_weights = steps()
+    with policy.frozen_weights():
+        again = steps()
+    assert all(torch.equal(a, b) for a, b in zip(again, changed_weights, strict=True))
+    assert not torch.equal(again[1], frozen[1])
+
+
+def test_a_value_that_is_not_finite_stays_in_its_environment(policy) -> None:
+    seen = random_observation((4, 3), 2, seed=1)
+    actions, _, _ = acted(policy, seen, WIDEST, seed=5)
+    spoilt = changed(seen, host=seen.host.clone())
+    spoilt.host[:, 1] = float("nan")
+    hidden = policy.initial_hidden(3)
+    whole = policy.evaluate_actions(seen, actions, hidden)
+    part = policy.evaluate_actions(spoilt, actions, hidden)
+    for name in ("log_prob", "value"):
+        assert torch.equal(getattr(part, name)[:, ::2], getattr(whole, name)[:, ::2])
+    assert bool(part.value[:, 1].isnan().all())
+
+
 def test_mode_is_the_most_probable_option_of_each_head(policy) -> None:
     seen = random_observation((40,), 3, seed=6)
     hidden = policy.initial_hidden(40)

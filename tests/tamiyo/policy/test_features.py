@@ -12,7 +12,7 @@ from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import Stage
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     EMPTY_SLOT_SIGNALS,

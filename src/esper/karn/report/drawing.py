@@ -1,4 +1,4 @@
-"""Figures as inline SVG, with colours from the page's theme and text as text elements."""
+"""Figures as inline SVG, with colours from the page's theme, and curves with intervals in them."""
 
 import hashlib
 import io
@@ -18,6 +18,10 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from esper.karn.intervals import Estimate, Floats, group_means, interval
+from esper.karn.report.gather import RunData
 
 NARROW, WIDE = 4.6, 9.6
 """Widths of a figure in inches: half a row of the page, or all of it."""
@@ -155,24 +159,22 @@ def panels(
 def picture(figure: Figure, title: str, text: str, description: str = "") -> Picture:
     """Convert a figure to a picture; without an SVG if the figure shows no finite value.
 
+    Axes without a legend share one above them, with each label once.
+
     Args:
         figure: the figure as drawn.
         title: heading, also the SVG's title.
         text: a sentence or two below the figure.
         description: text for screen readers; defaults to ``text``.
     """
+    _add_legend(figure)
     for axes in list(figure.axes):
         if not any(_is_drawn(artist) for artist in _data(axes)):
             axes.remove()
     if not figure.axes:
-        return missing(title, "There are no finite values.")
+        return Picture(title, "There are no finite values.")
     wide = figure.get_figwidth() > NARROW
     return Picture(title, text, _svg(figure, title, description or text), wide)
-
-
-def missing(title: str, why: str) -> Picture:
-    """Return a picture without a figure; the sentence ``why`` gives the reason."""
-    return Picture(title, why)
 
 
 def guide(artist: Artist) -> Artist:
@@ -181,11 +183,11 @@ def guide(artist: Artist) -> Artist:
     return artist
 
 
-def legend(figure: Figure) -> None:
-    """Add one legend above all axes with each label once, if any artist has a label."""
+def _add_legend(figure: Figure) -> None:
     handles = {
         label: handle
         for axes in figure.axes
+        if axes.get_legend() is None
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if not handles:
@@ -205,6 +207,89 @@ def legend(figure: Figure) -> None:
         ncols=min(columns, len(handles)),
         borderaxespad=0.1,
     )
+
+
+MAX_POINTS = 300
+"""Maximum number of points per curve; longer curves are averaged over blocks of rounds."""
+
+
+def block_size(rounds: int) -> int:
+    """Return how many rounds one point of a curve averages."""
+    return max(1, -(-rounds // MAX_POINTS))
+
+
+def blocks(rounds: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Average rounds ``[R]`` and values ``[R, N]`` over blocks, to at most ``MAX_POINTS`` rows."""
+    size = block_size(len(rounds))
+    if size == 1:
+        return rounds, values
+    numbers = group_means(rounds[None].astype(float), size)[0]
+    return numbers, group_means(values.T, size).T
+
+
+def look_of(runs: list[RunData], run: RunData) -> dict[str, Any]:
+    """Return colour and dashes of a run among others, and its label where there are several."""
+    number = runs.index(run)
+    return {
+        "color": SERIES[number % len(SERIES)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "label": run.label if len(runs) > 1 else None,
+    }
+
+
+def curve_figure(ylabel: str, xlabel: str = "round", height: float = 3.0) -> tuple[Figure, Axes]:
+    """Return a figure with one pair of axes."""
+    figure = new_figure(height=height)
+    return figure, figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
+
+
+def labelled_figure(rows: list[str], xlabel: str, height: float) -> tuple[Figure, Axes]:
+    """Return a figure with a label per row of its vertical axis."""
+    figure = new_figure(height=height, margin=label_width(rows))
+    return figure, figure.add_subplot(xlabel=xlabel, yticks=range(len(rows)), yticklabels=rows)
+
+
+def label_width(labels: list[str]) -> float:
+    """Return how many inches the longest of ``labels`` takes left of the axes."""
+    return 0.3 + 0.066 * max(map(len, labels))
+
+
+def whole_rounds(axes: Axes) -> None:
+    """Put the ticks of the x axis at whole numbers."""
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+
+
+def curve(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> Estimate:
+    """Draw the mean of values ``[R, N]`` over rounds; return the means and their intervals.
+
+    ``look`` has properties of the line; its ``color`` is also that of the interval. A curve of
+    fewer than 40 points has dots.
+    """
+    x, rows = blocks(rounds, values)
+    estimate = interval(rows)
+    axes.plot(x, estimate.mean, marker="." if len(x) < 40 else "", **look)
+    whole_rounds(axes)
+    if np.isfinite(estimate.low).any():
+        shade = axes.fill_between(x, estimate.low, estimate.high, color=look["color"], linewidth=0)
+        shade.set_alpha(0.18)
+    return estimate
+
+
+def band(
+    axes: Axes, run: RunData, values: Floats, where: NDArray[np.int_] | None = None, **look: Any
+) -> None:
+    """Draw the mean of ``[R, N]`` over groups of environments with its interval.
+
+    ``where`` has the indices of the rounds to draw; by default all.
+    """
+    rounds = slice(None) if where is None else where
+    curve(axes, run.rounds[rounds], group_means(values[rounds], run.start.group_size), **look)
+
+
+def bands(axes: Axes, runs: list[RunData], outcome: str) -> None:
+    """Draw an outcome of every run."""
+    for run in runs:
+        band(axes, run, run.outcomes[outcome], **look_of(runs, run))
 
 
 def standalone(drawing: str) -> str:

@@ -1,12 +1,14 @@
 """Pictures of seeds: counts, blueprints, slots, germination steps, outcomes and lives."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from esper.karn.report.curves import INTERVAL, gain_of
 from esper.karn.report.drawing import (
     BAD,
     GOOD,
@@ -17,16 +19,15 @@ from esper.karn.report.drawing import (
     SURFACE,
     WIDE,
     Picture,
+    bands,
     guide,
-    legend,
-    missing,
+    label_width,
+    labelled_figure,
     new_figure,
     panels,
     picture,
 )
-from esper.karn.report.gather import RunData
-from esper.karn.report.learning_figures import INTERVAL, band, final_rounds, gain_of, look_of
-from esper.karn.report.lives import SEED_OUTCOMES, SeedKey, SeedLife
+from esper.karn.report.gather import SEED_OUTCOMES, RunData, SeedKey, SeedLife
 
 MAX_LANES = 24
 """Maximum number of slots whose seeds are drawn, one lane per slot."""
@@ -70,21 +71,18 @@ def _counts(runs: list[RunData]) -> Picture:
     figure, grid = panels(3, 2.0, "seeds per episode", sharey=True)
     for axes, name in zip(grid, names, strict=True):
         axes.set_title(name)
-        for run in runs:
-            values = run.outcomes[name]
-            band(axes, run.rounds, values, run.start.group_size, **look_of(runs, run))
-    legend(figure)
+        bands(axes, runs, name)
     return picture(figure, "Seeds per episode", f"Means over environments. {INTERVAL}.")
 
 
 def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
     """Seeds germinated in the last tenth of the rounds, by blueprint and slot."""
-    last = run.rounds[final_rounds(run)]
+    last = run.rounds[run.final_rounds]
     seeds = sum((run.lives.seed_counts.get(int(number), Counter()) for number in last), Counter())
     suffix = _title_suffix(runs, run)
     title = f"Blueprints{suffix}"
     if not seeds:
-        return [missing(title, _why_no_lives(run))]
+        return [Picture(title, _why_no_lives(run))]
     kinds: Counter[str] = Counter()
     for key, count in seeds.items():
         kinds[_kind(run, key)] += count
@@ -97,13 +95,12 @@ def _germinations(runs: list[RunData], run: RunData) -> list[Picture]:
     span = f"Rounds {last[0]:.0f} to {last[-1]:.0f}." if len(last) > 1 else f"Round {last[0]:.0f}."
     return [
         _outcomes(title, span, entries, rows),
-        _steps(f"Germination step{suffix}", span, run, entries, max(seeds.values()), rows),
+        _steps(f"Germination step{suffix}", span, run, entries, rows),
     ]
 
 
 def _outcomes(title: str, span: str, entries: Entries, rows: list[str]) -> Picture:
-    figure = new_figure(height=_height(rows), margin=_label_width(rows))
-    axes = figure.add_subplot(xlabel="seeds", yticks=range(len(rows)), yticklabels=rows)
+    figure, axes = labelled_figure(rows, "seeds", 0.9 + 0.22 * max(6, len(rows)))
     axes.grid(axis="y", visible=False)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
     before = np.zeros(len(rows))
@@ -113,47 +110,27 @@ def _outcomes(title: str, span: str, entries: Entries, rows: list[str]) -> Pictu
             counts[row] += count * (key.outcome == outcome)
         some = np.flatnonzero(counts)
         if len(some):
-            axes.barh(
-                some,
-                counts[some],
-                left=before[some],
-                color=OUTCOME_COLOURS[outcome],
-                edgecolor=SURFACE,
-                height=0.62,
-                label=f"{outcome} ({counts.sum():.0f})",
-            )
+            look: Any = {"color": OUTCOME_COLOURS[outcome], "edgecolor": SURFACE, "height": 0.62}
+            label = f"{outcome} ({counts.sum():.0f})"
+            axes.barh(some, counts[some], left=before[some], label=label, **look)
         before += counts
-    legend(figure)
-    text = f"Outcomes of the seeds by blueprint and slot. {span}"
-    return picture(figure, title, text)
+    return picture(figure, title, f"Outcomes of the seeds by blueprint and slot. {span}")
 
 
-def _steps(
-    title: str, span: str, run: RunData, entries: Entries, most: int, rows: list[str]
-) -> Picture:
-    """Steps of germination; ``most`` is the number of seeds that gets the largest mark."""
-    figure = new_figure(height=_height(rows), margin=_label_width(rows))
-    axes = figure.add_subplot(
-        xlabel="step of the episode", yticks=range(len(rows)), yticklabels=rows
-    )
+def _steps(title: str, span: str, run: RunData, entries: Entries, rows: list[str]) -> Picture:
+    """Steps of germination."""
+    figure, axes = labelled_figure(rows, "step of the episode", 0.9 + 0.22 * max(6, len(rows)))
     axes.set(xlim=(0, run.start.episode_length + 1), ylim=(-0.6, len(rows) - 0.4))
+    most = max(count for _, _, count in entries)
     for outcome in SEED_OUTCOMES:
         points = [(key.step, row, count) for row, key, count in entries if key.outcome == outcome]
         if not points:
             continue
         steps, heights, counts = np.array(points, dtype=float).T
-        axes.scatter(
-            steps,
-            heights + 0.15 * (1 - SEED_OUTCOMES.index(outcome)),
-            s=12 + 110 * counts / most,
-            marker=OUTCOME_MARKS[outcome],
-            color=OUTCOME_COLOURS[outcome],
-            alpha=0.65,
-            linewidths=0,
-        )
-        style = {"marker": OUTCOME_MARKS[outcome], "color": OUTCOME_COLOURS[outcome]}
-        guide(axes.plot([], [], linestyle="none", label=outcome, **style)[0])  # type: ignore[arg-type]
-    legend(figure)
+        heights += 0.15 * (1 - SEED_OUTCOMES.index(outcome))
+        style: Any = {"marker": OUTCOME_MARKS[outcome], "color": OUTCOME_COLOURS[outcome]}
+        axes.scatter(steps, heights, s=12 + 110 * counts / most, alpha=0.65, linewidths=0, **style)
+        guide(axes.plot([], [], linestyle="none", label=outcome, **style)[0])
     return picture(figure, title, f"Step of germination; larger marks mean more seeds. {span}")
 
 
@@ -161,11 +138,11 @@ def _lives(runs: list[RunData], run: RunData) -> Picture:
     """Lives of seeds in the last completed round, with the accuracy of the median environment."""
     title = f"Lives of seeds{_title_suffix(runs, run)}"
     if not run.lives.last:
-        return missing(title, _why_no_lives(run))
+        return Picture(title, _why_no_lives(run))
     lanes = _lanes(run)
     heights = [*([1.6] if run.episode else []), 0.21 * max(3, len(lanes))]
     names = [f"{environment} {_slot(run, environment, slot)}" for environment, slot in lanes]
-    figure = new_figure(WIDE, sum(heights) + 1.3, _label_width(names))
+    figure = new_figure(WIDE, sum(heights) + 1.3, label_width(names))
     figure.subplots_adjust(
         hspace=0.5 / (sum(heights) / len(heights)), top=1 - 0.3 / figure.get_figheight()
     )
@@ -274,15 +251,6 @@ def _slot(run: RunData, environment: int, slot: int) -> str:
 def _slot_name(run: RunData, task: str, slot: int) -> str:
     slots = dict(zip(run.start.tasks, run.start.slots, strict=False)).get(task, [])
     return slots[slot] if slot < len(slots) else f"slot {slot}"
-
-
-def _height(rows: list[str]) -> float:
-    return 0.9 + 0.22 * max(6, len(rows))
-
-
-def _label_width(labels: list[str]) -> float:
-    """Inches that the longest of ``labels`` takes left of the axes."""
-    return 0.3 + 0.066 * max(map(len, labels))
 
 
 def _title_suffix(runs: list[RunData], run: RunData) -> str:

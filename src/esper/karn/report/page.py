@@ -8,12 +8,15 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from esper.karn.report import tables
+from esper.karn.report.curves import (
+    anomaly_pictures,
+    learning_pictures,
+    policy_pictures,
+    throughput_pictures,
+)
 from esper.karn.report.drawing import Picture, figure_style
 from esper.karn.report.gather import RunData
 from esper.karn.report.growth_figures import growth_pictures
-from esper.karn.report.learning_figures import learning_pictures
-from esper.karn.report.machine_figures import anomaly_pictures, throughput_pictures
-from esper.karn.report.policy_figures import policy_pictures
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import MISSING, find_part

@@ -12,9 +12,8 @@ import numpy as np
 from esper.karn.final_figures import FIGURES, Figure
 from esper.karn.intervals import Floats, group_means, interval
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
+from esper.karn.report.curves import anomalies, gain_of
 from esper.karn.report.gather import RunData
-from esper.karn.report.learning_figures import final_rounds, gain_of
-from esper.karn.report.machine_figures import anomalies
 from esper.leyline.config import TrainConfig, flatten
 from esper.leyline.precision_text import precision_text
 
@@ -145,7 +144,7 @@ def final_figure(run: RunData, figure: Figure, where: Floats | None = None) -> s
     values, form = run.outcomes[figure.name], ".1f" if figure.accuracy else figure.form
     if where is not None:
         values = np.where(where, values, np.nan)
-    values = values[final_rounds(run)] * (100 if figure.accuracy else 1)
+    values = values[run.final_rounds] * (100 if figure.accuracy else 1)
     units = group_means(values, run.start.group_size).ravel()
     estimate = interval(units[None, np.isfinite(units)])
     mean, low, high = (float(x[0]) for x in (estimate.mean, estimate.low, estimate.high))

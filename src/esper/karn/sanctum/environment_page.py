@@ -1,8 +1,8 @@
 """The third page: accuracy, seeds and decisions of one environment over its episode."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from rich.text import Text
@@ -10,11 +10,28 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 
-from esper.karn.sanctum.formatting import count, difference_text, gauge, number_text, to_float
-from esper.karn.sanctum.palette import GLYPHS, Palette, op_name, stage_name
-from esper.karn.sanctum.plot import TICK_WIDTH, Curve, Frame, Plot
+from esper.karn.sanctum.signs import (
+    GLYPHS,
+    Palette,
+    count,
+    difference_text,
+    gauge,
+    number_text,
+    op_name,
+    stage_name,
+    to_float,
+)
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
+from esper.karn.sanctum.widgets import (
+    TICK_WIDTH,
+    WIDE,
+    Column,
+    Curve,
+    Lines,
+    Plot,
+    RowsTable,
+    View,
+)
 from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted, to_floats
 from esper.leyline.stages import ACTING, COMPUTING, LIVING
@@ -25,27 +42,25 @@ _BEFORE = {"tempo": "in ", "alpha_target": "to ", "alpha_speed": "within "}
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision.
+    """One decision; the last four attributes are empty before schema 3.
 
     Attributes:
         step: step of the episode, from 1.
         op: name of the operation.
         choice: slot, and the choices of the other heads that the op uses.
-        probability: probability of the op; None where it was not recorded.
         success: whether the op was legal and therefore took effect.
-        legal: probability of every legal op, None where the policy has no probabilities; empty
-            before schema 3.
-        log_prob: log-probability of the whole action; None where it was not recorded.
-        value: the critic's value estimate, in units of the normalised return; None where it was
-            not recorded.
+        probability: probability of the op; None where the policy has no probabilities.
+        legal: probability of every legal op.
+        log_prob: log-probability of the whole action.
+        value: the critic's value estimate, in units of the normalised return.
     """
 
     step: int
     op: str
     choice: str
-    probability: float | None
     success: bool
-    legal: dict[int, float | None]
+    probability: float | None = None
+    legal: Mapping[int, float | None] = field(default_factory=dict)
     log_prob: float | None = None
     value: float | None = None
 
@@ -89,30 +104,25 @@ def _decision(
 ) -> Decision:
     op, slot = step.op[environment], step.slot[environment]
     where = "" if op == Op.WAIT else (names[slot] if slot < len(names) else f"slot {slot}")
-    chances = _chances(event, environment)
+    success = step.success[environment]
+    if event is None:
+        return Decision(step.step, op_name(op), where, success)
+    chances = dict(enumerate(map(to_float, event.op_probability[environment])))
     return Decision(
         step.step,
         op_name(op),
-        " ".join([where, *_details(moment, event, environment)]).strip(),
+        " ".join([where, *_details(moment, event.actions[environment])]).strip(),
+        success,
         chances.get(op),
-        step.success[environment],
-        {} if event is None else {o: chances.get(o) for o in event.legal_ops[environment]},
-        None if event is None else to_float(event.log_prob[environment]),
-        None if event is None else to_float(event.value[environment]),
+        {legal: chances.get(legal) for legal in event.legal_ops[environment]},
+        to_float(event.log_prob[environment]),
+        to_float(event.value[environment]),
     )
 
 
-def _chances(event: DecisionsMade | None, environment: int) -> dict[int, float | None]:
-    if event is None:
-        return {}
-    return {op: to_float(p) for op, p in enumerate(event.op_probability[environment])}
-
-
-def _details(moment: Moment, event: DecisionsMade | None, environment: int) -> list[str]:
+def _details(moment: Moment, choices: Sequence[int]) -> list[str]:
     """The choices of the heads that the op uses, without op and slot."""
-    if event is None:
-        return []
-    actions = dict(zip(HEADS, event.actions[environment], strict=True))
+    actions = dict(zip(HEADS, choices, strict=True))
     relevant = RELEVANT_HEADS[Op(actions["op"])]
     words = [moment.blueprint_name(actions["blueprint"])] if "blueprint" in relevant else []
     return words + [
@@ -178,7 +188,6 @@ class Environment(View):
         self.decisions: list[Decision] = []
 
     def compose(self) -> ComposeResult:
-        """Yield the widgets of the page."""
         yield self.heading
         with Horizontal():
             with Vertical(id="environment-life"):
@@ -199,7 +208,6 @@ class Environment(View):
         self.show_again()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
-        """Draw the environment at a moment."""
         if moment.step is None:
             self.heading.show(
                 Text("no environment steps; telemetry level normal writes them", palette.muted)
@@ -246,7 +254,7 @@ class Environment(View):
                 Curve("never-grow twin", twin, palette.twin, "·"),
                 Curve("grown", grown, palette.grown),
             ],
-            Frame(low, high, 1.0, float(max(2, length))),
+            (low, high, 1.0, float(max(2, length))),
         )
         lanes = lives(moment, steps, i, max(8, self.plot.size.width - _AXIS), palette)
         self.lanes.show(lanes)
@@ -266,23 +274,32 @@ def _title(
     step = steps[-1]
     accuracy = float(step.validation_accuracy[environment])
     twin = float(step.twin_validation_accuracy[environment])
-    text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f"environment {environment}", style="bold")
     outcome = moment.outcomes[-1] if moment.outcomes else None
     if outcome is not None and outcome.round == step.round:
         gain = outcome.gain[environment] if outcome.gain else None
         validation = outcome.validation_gain[environment]
-        text.append("  gain ").append_text(difference_text(gain, "+.1f", palette))
-        text.append(" (val. ").append_text(difference_text(validation, "+.1f", palette)).append(")")
+        above = Text.assemble(
+            "  gain ",
+            difference_text(gain, "+.1f", palette),
+            " (val. ",
+            difference_text(validation, "+.1f", palette),
+            ")",
+        )
     else:
-        text.append("  lead ").append_text(difference_text(accuracy - twin, "+.3f", palette))
-    text.append(f"  val. acc {number_text(accuracy)}", style=palette.grown)
-    text.append(f"  twin {number_text(twin)}", style=palette.twin)
+        above = Text("  lead ").append_text(difference_text(accuracy - twin, "+.3f", palette))
     episode_return = sum(to_floats([s.reward[environment] for s in steps]))
-    text.append(f"  return {number_text(episode_return, '+.3f')}")
-    text.append(f"  added {count(step.added_parameters[environment])}")
-    text.append(f"  group {environment // moment.start.group_size}", style=palette.muted)
-    return text.append(f"  {moment.task(environment) or ''}", style=palette.muted)
+    return Text.assemble(
+        (f"environment {environment}", "bold"),
+        above,
+        (f"  val. acc {number_text(accuracy)}", palette.grown),
+        (f"  twin {number_text(twin)}", palette.twin),
+        f"  return {number_text(episode_return, '+.3f')}",
+        f"  added {count(step.added_parameters[environment])}",
+        (f"  group {environment // moment.start.group_size}", palette.muted),
+        (f"  {moment.task(environment) or ''}", palette.muted),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
 
 
 def lives(

@@ -6,9 +6,9 @@ the lines of a million environment steps are about 200 MiB.
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar, Union
 
@@ -24,8 +24,9 @@ from esper.leyline.events import (
     SeedSignalsMeasured,
     StepEvent,
     event_type,
+    try_decode,
 )
-from esper.leyline.events.reader import CHUNK, EventReader, try_decode
+from esper.leyline.events.reader import CHUNK, EventReader
 
 E = TypeVar("E", bound=Event)
 
@@ -137,7 +138,10 @@ class EventLog(EventReader):
     def __init__(self, run: Path):
         super().__init__(run)
         self.index = Index()
-        self._cache: OrderedDict[tuple[int, int], Event] = OrderedDict()
+        # The number of resets is part of the key, because a log may be truncated and grow again.
+        self._decode = lru_cache(CACHE_SIZE)(
+            lambda resets, offset, length: try_decode(self.read_at(offset, length))
+        )
 
     @property
     def cut_off(self) -> int:
@@ -166,23 +170,12 @@ class EventLog(EventReader):
         index = Index() if reset else self.index
         for line in lines:
             index.add(line)
-        if reset:
-            self._cache.clear()
         self.index = index
         return bool(lines) or reset
 
     def read(self, location: Location) -> Event | None:
         """Read the event at ``location``; None where the log has been truncated since."""
-        key = (self.resets, location.offset)
-        event = self._cache.get(key)
-        if event is None:
-            try:
-                event = try_decode(self.read_at(location.offset, location.length))
-            except OSError:
-                return None
-            if event is None:
-                return None
-            self._cache[key] = event
-            while len(self._cache) > CACHE_SIZE:
-                self._cache.popitem(last=False)
-        return event
+        try:
+            return self._decode(self.resets, location.offset, location.length)
+        except OSError:
+            return None

@@ -2,10 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from statistics import fmean
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -14,24 +14,26 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input, Static
 
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
-from esper.karn.sanctum.formatting import (
+from esper.karn.sanctum.record_pages import PerEventCache, Score, mean
+from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arrange, rows
+from esper.karn.sanctum.signs import (
+    GLYPHS,
+    Palette,
     count,
     difference_text,
     harmless,
     number_text,
     sparkline,
+    stage_name,
     to_float,
 )
-from esper.karn.sanctum.palette import GLYPHS, Palette, stage_name
-from esper.karn.sanctum.plot import Curve as PlotCurve
-from esper.karn.sanctum.plot import Plot
-from esper.karn.sanctum.rows import FILTERS, SORTS, TROUBLE, Row, Status, arrange, rows
-from esper.karn.sanctum.scoreboard_page import PerEventCache, Score, mean
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.widgets import WIDE, Column, Lines, RowsTable, View
+from esper.karn.sanctum.widgets import WIDE, Column, Lines, Plot, RowsTable, View
+from esper.karn.sanctum.widgets import Curve as PlotCurve
 from esper.leyline.events import (
     CheckpointSaved,
     EpochCompleted,
+    Event,
     GovernorRollback,
     SeedEvent,
     SeedFossilized,
@@ -40,13 +42,15 @@ from esper.leyline.events import (
 )
 from esper.leyline.stages import Stage
 
+E = TypeVar("E", bound=Event)
+
 
 class Overview(View):
     """The page of all environments."""
 
     title = "overview"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "sort(1)", "sort"),
+        Binding("s", "sort", "sort"),
         Binding("S", "reverse", "reverse", show=False),
         Binding("f", "filter", "filter"),
         Binding("slash", "search", "search", key_display="/"),
@@ -71,20 +75,15 @@ class Overview(View):
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
 
     def compose(self) -> ComposeResult:
-        """Yield the widgets of the page."""
-        yield self.summary
-        yield self.verdict
+        yield from (self.summary, self.verdict)
         with Horizontal():
             with Vertical():
-                yield self.table
-                yield self.gain
+                yield from (self.table, self.gain)
             with self.side:
-                yield self.plot
-                yield self.feed
+                yield from (self.plot, self.feed)
         yield self.search
 
     def draw(self, moment: Moment, palette: Palette) -> None:
-        """Draw all environments at a moment."""
         every, means = rows(moment), [self._mean(outcome) for outcome in moment.outcomes]
         self.rows = arrange(every, self.sort, self.backwards, self.keep, self.words)
         summary = _totals(every, palette, words=self.app.screen.size.width >= WIDE)
@@ -93,9 +92,8 @@ class Overview(View):
         self.summary.show(summary)
         self._show_verdict(moment, means, palette)
         self._show_table(moment, palette)
-        self._show_gain(means, palette)
+        self._show_curves(means, palette)
         if self.side.display:
-            self._show_accuracy(means, palette)
             self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
 
     def _arrangement(self, total: int, palette: Palette) -> Text:
@@ -108,25 +106,20 @@ class Overview(View):
 
     def _show_table(self, moment: Moment, palette: Palette) -> None:
         slots = max((len(row.stages) for row in self.rows), default=0)
-        wide = self.table.size.width >= 92
-        several = moment.start is not None and len(moment.start.tasks) > 1
+        glyphs = max(5, min(2 * slots - 1, 39))
         columns: list[Column[Row]] = [
             Column("env", 4, lambda row: str(row.environment), right=True),
             Column("val. acc", 8, lambda row: number_text(row.accuracy), right=True),
             Column("lead", 7, lambda row: difference_text(row.lead, "+.3f", palette), right=True),
-            Column(
-                "slots",
-                max(5, min(2 * slots - 1, 39)),
-                lambda row: slot_glyphs(row.stages, palette),
-            ),
+            Column("slots", glyphs, lambda row: slot_glyphs(row.stages, palette)),
             Column("last op", 12, lambda row: _last_op(row, palette)),
             Column("reward", 8, lambda row: number_text(row.reward, "+.3f"), right=True),
             Column("added", 7, lambda row: count(row.added_parameters), right=True),
             Column("status", 13, lambda row: _status(row, palette)),
         ]
-        if several:
+        if moment.start is not None and len(moment.start.tasks) > 1:
             columns.append(Column("task", 20, lambda row: row.task or "?"))
-        if wide:
+        if self.table.size.width >= 92:
             steps = moment.episode(moment.round)[-24:]
             columns.append(Column("this episode", 24, lambda row: _curve(row, steps, palette)))
         self.table.show(columns, self.rows, palette.cursor)
@@ -153,23 +146,22 @@ class Overview(View):
             self._verdict_of_round = key, _diagnosis(moment, means)
         return self._verdict_of_round[1]
 
-    def _show_gain(self, means: Sequence[Score], palette: Palette) -> None:
+    def _show_curves(self, means: Sequence[Score], palette: Palette) -> None:
+        rounds = [float(score.round) for score in means]
         self.gain.display = bool(means)
         validation = [score.validation_gain for score in means]
         curves = [PlotCurve("val. difference", validation, palette.twin, "·")]
         if _has_test(means):
             curves.append(PlotCurve("gain (test)", [score.gain for score in means], palette.grown))
-        self.gain.show([float(score.round) for score in means], curves)
+        self.gain.show(rounds, curves)
+        if self.side.display:
+            twin = PlotCurve("twin", [score.twin for score in means], palette.twin, "·")
+            grown = PlotCurve("grown", [score.accuracy for score in means], palette.grown)
+            self.plot.show(rounds, [twin, grown])
 
-    def _show_accuracy(self, means: Sequence[Score], palette: Palette) -> None:
-        twin = PlotCurve("twin", [score.twin for score in means], palette.twin, "·")
-        grown = PlotCurve("grown", [score.accuracy for score in means], palette.grown)
-        self.plot.show([float(score.round) for score in means], [twin, grown])
-
-    def action_sort(self, by: int) -> None:
+    def action_sort(self) -> None:
         """Sort by the next column."""
-        names = list(SORTS)
-        self.sort_by(names[(names.index(self.sort) + by) % len(names)])
+        self.sort_by(_next(SORTS, self.sort))
 
     def sort_by(self, name: str) -> None:
         """Sort by a column; sorting by the same column again reverses the order."""
@@ -179,13 +171,11 @@ class Overview(View):
 
     def action_reverse(self) -> None:
         """Reverse the order."""
-        self.backwards = not self.backwards
-        self.show_again()
+        self.sort_by(self.sort)
 
     def action_filter(self) -> None:
         """Apply the next filter."""
-        names = list(FILTERS)
-        self.keep = names[(names.index(self.keep) + 1) % len(names)]
+        self.keep = _next(FILTERS, self.keep)
         self.show_again()
 
     def action_search(self) -> None:
@@ -220,22 +210,30 @@ class Overview(View):
         self.post_message(self.Choice(None, self.rows[event.row].environment))
 
 
+def _next(names: Iterable[str], name: str) -> str:
+    """The name after ``name``, and after the last the first."""
+    every = list(names)
+    return every[(every.index(name) + 1) % len(every)]
+
+
 def _totals(every: list[Row], palette: Palette, words: bool) -> Text:
     """Means over environments, and the number of slots in each stage."""
-    text = Text(no_wrap=True, overflow="ellipsis")
     if not every:
-        return text.append("no environment step yet", style=palette.muted)
-    text.append("validation accuracy ", style=palette.muted)
-    text.append(number_text(fmean(row.accuracy for row in every)), style=f"bold {palette.grown}")
-    text.append("  twin ", style=palette.muted)
-    text.append(number_text(fmean(row.twin for row in every)), style=palette.twin)
-    text.append("  lead ", style=palette.muted)
-    text.append_text(difference_text(fmean(row.lead for row in every), "+.3f", palette))
+        return Text("no environment step yet", palette.muted, no_wrap=True, overflow="ellipsis")
+    text = Text.assemble(
+        ("validation accuracy ", palette.muted),
+        (number_text(fmean(row.accuracy for row in every)), f"bold {palette.grown}"),
+        ("  twin ", palette.muted),
+        (number_text(fmean(row.twin for row in every)), palette.twin),
+        ("  lead ", palette.muted),
+        difference_text(fmean(row.lead for row in every), "+.3f", palette),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
     stages = Counter(stage for row in every for stage in row.stages)
-    for stage in GLYPHS:
+    for stage, glyph in GLYPHS.items():
         if stages[stage] and stage:
-            text.append("  ")
-            text.append(f"{GLYPHS[stage]} {stages[stage]}", style=palette.stage(stage))
+            text.append("  ").append(f"{glyph} {stages[stage]}", style=palette.stage(stage))
             if words:
                 text.append(f" {stage_name(stage)}", style=palette.muted)
     return text
@@ -262,18 +260,19 @@ def _diagnosis(moment: Moment, means: Sequence[Score]) -> Verdict | None:
 
 def _last_gain(means: Sequence[Score], palette: Palette) -> Text:
     """Mean gain of the last round, beside validation, and a sparkline of the rounds."""
-    text = Text()
     if not means:
-        return text
-    last = means[-1]
-    text.append(f"  round {last.round}: gain ", style=palette.muted)
-    text.append_text(difference_text(last.gain, "+.1f", palette))
-    text.append("  val. difference ", style=palette.muted)
-    text.append_text(difference_text(last.validation_gain, "+.1f", palette))
-    return text.append(f" {sparkline([score.rank for score in means], 12)}", style=palette.grown)
+        return Text()
+    last, style = means[-1], palette.muted
+    return Text.assemble(
+        (f"  round {last.round}: gain ", style),
+        difference_text(last.gain, "+.1f", palette),
+        ("  val. difference ", style),
+        difference_text(last.validation_gain, "+.1f", palette),
+        (f" {sparkline([score.rank for score in means], 12)}", palette.grown),
+    )
 
 
-def slot_glyphs(stages: list[int], palette: Palette) -> Text:
+def slot_glyphs(stages: Sequence[int], palette: Palette) -> Text:
     """Return the glyph of each slot's stage."""
     text = Text()
     for i, stage in enumerate(stages):
@@ -282,7 +281,7 @@ def slot_glyphs(stages: list[int], palette: Palette) -> Text:
 
 
 def _last_op(row: Row, palette: Palette) -> Text:
-    done = "" if not row.op or row.op == "wait" else (" ✓" if row.success else " ✗")
+    done = "" if row.op in ("", "wait") else (" ✓" if row.success else " ✗")
     return Text(row.op + done, style=palette.muted if row.op == "wait" else "")
 
 
@@ -305,33 +304,28 @@ _SEEDS: tuple[tuple[type[SeedEvent], Stage, str], ...] = (
 
 def feed(moment: Moment, lines: int, palette: Palette) -> Text:
     """Return the latest ``lines`` events as text, one per line."""
-    lines_by_time: list[tuple[float, Text]] = []
+
+    def latest(kind: type[E]) -> Iterator[E]:
+        return islice(reversed(moment.events(kind)), lines)
+
+    entries: list[tuple[float, Text]] = []
     for kind, stage, word in _SEEDS:
-        for event in islice(reversed(moment.events(kind)), lines):
-            lines_by_time += [
-                (event.time, line) for line in _seeds(moment, event, stage, word, palette)
-            ]
-    for rollback in islice(reversed(moment.events(GovernorRollback)), lines):
+        for event in latest(kind):
+            seeds = zip(event.environment, event.slot, event.blueprint, strict=True)
+            for environment, slot, blueprint in seeds:
+                line = Text(f"{_when(event)} env {environment:<3} ")
+                line.append(f"{GLYPHS[stage]} {word}", style=palette.stage(stage))
+                name = moment.slot_names(environment, slot + 1, event.round)[slot]
+                entries.append((event.time, line.append(f" {blueprint} in {name}")))
+    for rollback in latest(GovernorRollback):
         names = " ".join(map(str, rollback.environment))
         line = Text(f"{_when(rollback)} env {names} ↩ rolled back", style=palette.bad)
-        lines_by_time.append((rollback.time, line))
-    for checkpoint in islice(reversed(moment.events(CheckpointSaved)), lines):
+        entries.append((rollback.time, line))
+    for checkpoint in latest(CheckpointSaved):
         line = Text(f"r{checkpoint.round:<9} ⇩ checkpoint", style=palette.muted)
-        lines_by_time.append((checkpoint.time, line))
-    lines_by_time.sort(key=lambda item: -item[0])
-    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in lines_by_time[:lines])
-
-
-def _seeds(
-    moment: Moment, event: SeedEvent, stage: Stage, word: str, palette: Palette
-) -> Iterator[Text]:
-    for environment, slot, blueprint in zip(
-        event.environment, event.slot, event.blueprint, strict=True
-    ):
-        line = Text(f"{_when(event)} env {environment:<3} ")
-        line.append(f"{GLYPHS[stage]} {word}", style=palette.stage(stage))
-        name = moment.slot_names(environment, slot + 1, event.round)[slot]
-        yield line.append(f" {blueprint} in {name}")
+        entries.append((checkpoint.time, line))
+    entries.sort(key=lambda entry: -entry[0])
+    return Text("\n", no_wrap=True, overflow="ellipsis").join(t for _, t in entries[:lines])
 
 
 def _when(event: SeedEvent | GovernorRollback) -> str:

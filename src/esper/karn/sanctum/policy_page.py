@@ -9,12 +9,9 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
-from esper.karn.sanctum.formatting import compact, number_text, sparkline, to_float, trend
-from esper.karn.sanctum.header import learning_rate
-from esper.karn.sanctum.palette import Palette
-from esper.karn.sanctum.plot import Curve, Plot
+from esper.karn.sanctum.signs import Palette, compact, number_text, sparkline, to_float, trend
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.widgets import Lines, View
+from esper.karn.sanctum.widgets import Curve, Lines, Plot, View
 from esper.leyline.actions import HEADS
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.events import Number, PPOUpdateCompleted
@@ -145,10 +142,7 @@ PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
 )  # fmt: skip
 """Id, title and curves of each plot."""
 
-_STYLES = {
-    State.MISSING: "bad",
-    State.NOT_FINITE: "bad",
-    State.EXPLODING: "bad",
+_STYLES = dict.fromkeys(State, "bad") | {
     State.VANISHING: "warning",
     State.COLLAPSE: "warning",
     State.IDLE: "muted",
@@ -168,14 +162,11 @@ class Policy(View):
         self.plots = {name: Plot(title, id=f"policy-{name}") for name, title, _ in PLOTS}
 
     def compose(self) -> ComposeResult:
-        """Yield the widgets of the page."""
-        yield self.heads
-        yield self.scalars
+        yield from (self.heads, self.scalars)
         with self.grid:
             yield from self.plots.values()
 
     def draw(self, moment: Moment, palette: Palette) -> None:
-        """Draw the policy's latest update at a moment."""
         updates = moment.updates
         if not updates:
             self.heads.show(Text("no policy update yet", style=palette.muted))
@@ -200,19 +191,26 @@ class Policy(View):
             self.plots[name].show(numbers, curves)
 
 
+def learning_rate(moment: Moment) -> str | None:
+    """Return the learning rate of the last update as text; None where none was recorded."""
+    metrics = moment.updates[-1].metrics if moment.updates else {}
+    if Metric.LEARNING_RATE in metrics:
+        return number_text(metrics[Metric.LEARNING_RATE], ".3g")
+    if moment.snapshots and moment.snapshots[-1].learning_rate is not None:
+        return number_text(moment.snapshots[-1].learning_rate, ".3g")
+    return None
+
+
 def _schedule(moment: Moment) -> str:
     """Learning rates per group, entropy weight and clip range, where the run reports them."""
     metrics = moment.updates[-1].metrics
-    rates = [
-        f"{group} {number_text(metrics[name], '.3g')}"
-        for name, group in parts_of(Metric.LEARNING_RATE, metrics).items()
-    ]
-    weights = [
-        f"{label} {number_text(metrics[name], '.3g')}"
-        for label, name in (("entropy weight", Metric.ENTROPY_WEIGHT), ("clip", Metric.CLIP))
+    labels = dict(parts_of(Metric.LEARNING_RATE, metrics))
+    labels |= {Metric.ENTROPY_WEIGHT: "entropy weight", Metric.CLIP: "clip"}
+    return "".join(
+        f"  {label} {number_text(metrics[name], '.3g')}"
+        for name, label in labels.items()
         if name in metrics
-    ]
-    return "".join(f"  {part}" for part in rates + weights)
+    )
 
 
 def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
@@ -234,16 +232,18 @@ def head_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: i
 def _head_line(head: Head, spark: int, palette: Palette) -> Text:
     style = getattr(palette, _STYLES[head.state])
     is_broken = head.state in (State.MISSING, State.NOT_FINITE)
-    line = Text(f"{head.name:<13}", style="bold")
     entropy = compact(head.entropies[-1]) if head.entropies else ""
-    line.append(f"{entropy:>9} ")
-    line.append(f"{sparkline(head.entropies, spark):<{spark}} ", style=palette.twin)
-    line.append(f"{compact(head.gradients[-1]):>13} ", style=style if is_broken else "")
-    line.append(f"{trend(head.gradients)} ")
-    line.append(f"{sparkline(head.gradients, spark):<{spark}} ", style=palette.grown)
     choice = "" if head.choice is None else f"{100 * head.choice:.0f} %"
-    line.append(f"{choice:>6}  ", style=palette.muted)
-    return line.append(head.state.value, style=style)
+    return Text.assemble(
+        (f"{head.name:<13}", "bold"),
+        f"{entropy:>9} ",
+        (f"{sparkline(head.entropies, spark):<{spark}} ", palette.twin),
+        (f"{compact(head.gradients[-1]):>13} ", style if is_broken else ""),
+        f"{trend(head.gradients)} ",
+        (f"{sparkline(head.gradients, spark):<{spark}} ", palette.grown),
+        (f"{choice:>6}  ", palette.muted),
+        (head.state.value, style),
+    )
 
 
 def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width: int) -> Text:
@@ -259,8 +259,10 @@ def scalar_table(updates: Sequence[PPOUpdateCompleted], palette: Palette, width:
 
 
 def _scalar(label: str, values: Sequence[Number | None], width: int, palette: Palette) -> Text:
-    line = Text(f"{label:<15} ", style=palette.muted)
-    line.append(f"{compact(values[-1]):>9} ", style="bold")
-    line.append(f"{trend(values)} ")
     room = max(4, width - 29)
-    return line.append(f"{sparkline(values, room):<{room}}", style=palette.grown)
+    return Text.assemble(
+        (f"{label:<15} ", palette.muted),
+        (f"{compact(values[-1]):>9} ", "bold"),
+        f"{trend(values)} ",
+        (f"{sparkline(values, room):<{room}}", palette.grown),
+    )

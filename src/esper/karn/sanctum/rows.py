@@ -1,13 +1,13 @@
 """The environments of a moment as rows that can be sorted and filtered."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from esper.karn.sanctum.palette import op_name, stage_name
+from esper.karn.sanctum.signs import op_name, stage_name
 from esper.karn.sanctum.snapshot import Moment
-from esper.leyline.events import EpisodeOutcome, EpochCompleted
+from esper.leyline.events import EpisodeOutcome
 from esper.leyline.stages import Stage
 
 BEHIND = -0.02
@@ -40,12 +40,13 @@ class Row:
         accuracy, twin: validation accuracy of the host and of its never-grow twin.
         loss: training loss of the last step.
         reward: reward of the last step; return of the episode where the run has no step events.
-        stages: stage of each slot; empty where the run has no step events.
-        blueprints: name of each slot's blueprint; empty where the run has no step events.
-        op: name of the last operation; ``""`` where the run has no step events.
-        success: whether the operation was legal and therefore took effect.
         added_parameters: number of parameters added.
         rolled_back: whether the environment was rolled back in this round.
+        stages, blueprints: stage and name of the blueprint of each slot.
+        op: name of the last operation.
+        success: whether the operation was legal and therefore took effect.
+
+    The last four keep their defaults where the run has no step events.
     """
 
     environment: int
@@ -54,12 +55,12 @@ class Row:
     twin: float
     loss: float
     reward: float
-    stages: list[int]
-    blueprints: list[str]
-    op: str
-    success: bool
     added_parameters: int
     rolled_back: bool
+    stages: Sequence[int] = ()
+    blueprints: Sequence[str] = ()
+    op: str = ""
+    success: bool = True
 
     @property
     def lead(self) -> float:
@@ -94,13 +95,10 @@ class Row:
 
 
 def rows(moment: Moment) -> list[Row]:
-    """Return one row per environment."""
-    if moment.step is not None:
-        return _of_step(moment, moment.step)
-    return _of_outcome(moment.outcomes[-1]) if moment.outcomes else []
-
-
-def _of_step(moment: Moment, step: EpochCompleted) -> list[Row]:
+    """Return one row per environment, of the last outcome where there are no step events."""
+    step = moment.step
+    if step is None:
+        return _of_outcome(moment.outcomes[-1]) if moment.outcomes else []
     return [
         Row(
             environment=i,
@@ -109,12 +107,12 @@ def _of_step(moment: Moment, step: EpochCompleted) -> list[Row]:
             twin=float(step.twin_validation_accuracy[i]),
             loss=float(step.train_loss[i]),
             reward=float(step.reward[i]),
+            added_parameters=step.added_parameters[i],
+            rolled_back=i in moment.rolled_back,
             stages=step.stage[i],
             blueprints=[moment.blueprint_name(kind) for kind in step.blueprint[i]],
             op=op_name(step.op[i]),
             success=step.success[i],
-            added_parameters=step.added_parameters[i],
-            rolled_back=i in moment.rolled_back,
         )
         for i in range(len(step.reward))
     ]
@@ -129,10 +127,6 @@ def _of_outcome(outcome: EpisodeOutcome) -> list[Row]:
             twin=float(outcome.twin_accuracy[i]),
             loss=0.0,
             reward=float(outcome.episode_return[i]),
-            stages=[],
-            blueprints=[],
-            op="",
-            success=True,
             added_parameters=outcome.added_parameters[i],
             rolled_back=outcome.rolled_back[i] > 0,
         )

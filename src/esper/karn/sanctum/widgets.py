@@ -1,14 +1,17 @@
-"""Base classes of pages, and the table that draws only its visible rows."""
+"""Base classes of pages, the table that draws only its visible rows, and plots."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
+from textual.content import Content
 from textual.events import Click
 from textual.geometry import Size
 from textual.message import Message
@@ -16,10 +19,11 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Static
+from textual_plotext import PlotextPlot
 
-from esper.karn.sanctum.formatting import harmless
-from esper.karn.sanctum.palette import Palette
+from esper.karn.sanctum.signs import Palette, harmless, to_float
 from esper.karn.sanctum.snapshot import Moment
+from esper.leyline.events import Number
 
 Cell = Text | str
 T = TypeVar("T")
@@ -66,25 +70,15 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
             super().__init__()
             self.table, self.row = table, row
 
-        @property
-        def control(self) -> "RowsTable":
-            """The table that sent the message."""
-            return self.table
-
     class CursorMove(Message):
         """Another row is under the cursor."""
 
     class HeadingClick(Message):
         """A column's heading was clicked."""
 
-        def __init__(self, table: "RowsTable", title: str):
+        def __init__(self, title: str):
             super().__init__()
-            self.table, self.title = table, title
-
-        @property
-        def control(self) -> "RowsTable":
-            """The table that sent the message."""
-            return self.table
+            self.title = title
 
     def __init__(self, id: str, nothing: str):
         """
@@ -177,7 +171,7 @@ class RowsTable(ScrollView, can_focus=True, inherit_bindings=False):
     def _click_heading(self, x: int) -> None:
         for column in self.columns:
             if x <= column.width:
-                self.post_message(self.HeadingClick(self, column.title))
+                self.post_message(self.HeadingClick(column.title))
                 return
             x -= column.width + 1
 
@@ -239,3 +233,105 @@ class Lines(Static):
         lines = text.plain.count("\n") + 1 if text else 0
         self.update(harmless(text), layout=lines != self.lines)
         self.lines = lines
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line; values that are missing or not finite leave a gap.
+
+    Attributes:
+        label: its name.
+        values: one per horizontal position of the plot.
+        style: a ``rich`` style, of which only the colour is used.
+        marker: the marker of its points, so that lines differ without colour.
+    """
+
+    label: str
+    values: Sequence[Number | None]
+    style: str
+    marker: str = "braille"
+
+
+Frame = tuple[float, float, float, float]
+"""Limits of the axes: low, high, left and right."""
+
+
+class Plot(PlotextPlot):
+    """A plot with a title and a legend."""
+
+    def __init__(self, title: str, id: str):
+        super().__init__(id=id)
+        self.caption = title
+        self._picture: tuple[Sequence[float], Sequence[Curve], Frame | None] = (), (), None
+
+    def show(
+        self, positions: Sequence[float], curves: Sequence[Curve], frame: Frame | None = None
+    ) -> None:
+        """Draw curves over ``positions``, the rounds or steps of their values, if they changed."""
+        if (positions, curves, frame) == self._picture:
+            return
+        self._picture = positions, curves, frame
+        plt = self.plt
+        plt.clear_figure()
+        self.border_title = self._title(curves)
+        plt.xaxes(True, False)
+        plt.yaxes(True, False)
+        for curve in curves:
+            for xs, ys in _pieces(positions, curve.values):
+                plt.plot(xs, ys, marker=curve.marker, color=_rgb(curve.style))
+        ends = positions[:1], positions[-1:]
+        if frame is not None:
+            low, high, *limits = frame
+            plt.ylim(low, high)
+            plt.xlim(*limits)
+            levels = [low, (low + high) / 2, high]
+            plt.yticks(levels, [format(level, f"{TICK_WIDTH}.2f") for level in levels])
+            ends = limits[:1], limits[1:]
+        # Whole numbers, as the horizontal axis counts rounds or steps.
+        ticks: list[float] = sorted(
+            {round(a + part * (b - a) / 4) for a, b in zip(*ends, strict=True) for part in range(5)}
+        )
+        plt.xticks(ticks, [str(tick) for tick in ticks])
+        self.refresh()
+
+    def _title(self, curves: Sequence[Curve]) -> Content:
+        """The caption, followed by the label of every curve in its colour."""
+        parts = [Content(self.caption)]
+        if len(curves) > 1:
+            for curve in curves:
+                sample = f"  {_SAMPLE.get(curve.marker, curve.marker)} {curve.label}"
+                parts.append(
+                    Content.styled(sample, "#{:02x}{:02x}{:02x}".format(*_rgb(curve.style)))
+                )
+        return Content("").join(parts)
+
+
+TICK_WIDTH = 5
+"""Width in characters of the vertical tick labels of a ``Frame`` with limits; the axis adds one."""
+_SAMPLE = {"braille": "━"}
+
+
+def _pieces(
+    positions: Sequence[float], values: Sequence[Number | None]
+) -> list[tuple[list[float], list[float]]]:
+    """The finite segments of a curve, thinned to fewer than 800 points."""
+    stride = max(1, len(positions) // 400)
+    pieces: list[tuple[list[float], list[float]]] = []
+    gap = True
+    for x, value in zip(positions[::stride], values[::stride], strict=False):
+        y = to_float(value)
+        if y is None or not math.isfinite(y):
+            gap = True
+            continue
+        if gap:
+            pieces.append(([], []))
+        gap = False
+        pieces[-1][0].append(x)
+        pieces[-1][1].append(y)
+    return pieces
+
+
+def _rgb(style: str) -> tuple[int, int, int]:
+    color = Style.parse(style).color or Color.parse("white")
+    red, green, blue = color.get_truecolor()
+    return red, green, blue

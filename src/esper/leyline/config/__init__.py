@@ -13,9 +13,8 @@ if TYPE_CHECKING:
         TrainConfig,
         WorldConfig,
     )
-    from esper.leyline.config.ranges import check
-    from esper.leyline.config.reading import canonical, defaults_of, flatten, unflatten
-    from esper.leyline.config.values import shown
+    from esper.leyline.config.reading import canonical, check, defaults_of, flatten, unflatten
+    from esper.leyline.config.setting import shown
 
 __all__ = [
     "GymConfig",
@@ -38,7 +37,7 @@ def __getattr__(name: str) -> Any:
     """A setting's group or function, imported when it is used: growing needs the fields alone."""
     if name not in __all__:
         raise AttributeError(f"module 'esper.leyline.config' has no attribute {name!r}")
-    for home in ("values", "groups", "ranges", "reading"):
+    for home in ("setting", "groups", "reading"):
         module = import_module(f"esper.leyline.config.{home}")
         if hasattr(module, name):
             return getattr(module, name)

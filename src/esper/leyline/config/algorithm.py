@@ -5,13 +5,13 @@ help, settings, checks and runs derive from what is registered here.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
-from esper.leyline.config.setting import settings_of, spellings
+from esper.leyline.config.setting import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -140,15 +140,3 @@ def owner_of(setting: str) -> Algorithm | None:
     """The algorithm that acts and has a setting of this name, None for a common setting."""
     owners = (one for one in algorithms().values() if setting in settings_of(one.group))
     return next(owners, None)
-
-
-def own_fields() -> dict[str, Field[Any]]:
-    """The settings of single algorithms that act, by name."""
-    groups = [one.group for one in algorithms().values()]
-    return {name: f for group in groups for name, f in settings_of(group).items()}
-
-
-def own_spellings() -> dict[str, str]:
-    """A map from the names and aliases of ``own_fields`` to the names."""
-    groups = [one.group for one in algorithms().values()]
-    return {word: name for group in groups for word, name in spellings(group).items()}

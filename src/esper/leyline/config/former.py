@@ -6,7 +6,7 @@ A field is accepted if its value matches what Esper always does, and refused oth
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from esper.leyline.config.values import shown
+from esper.leyline.config.setting import shown
 from esper.leyline.errors import UsageError
 
 _SCHEDULE = (

@@ -47,7 +47,7 @@ class ImitationConfig:
     """Device of the policy, such as cpu or cuda:0."""
     compile: Compile = shared(MachineConfig, "compile", on_resume=True)
     """Mode of torch.compile for the training step. auto compiles on CUDA, but not on a CPU, where
-    the native library computes the policy and compiling was slower."""
+    compiling was slower."""
     amp: bool | None = setting(None, aliases=("use_amp",))
     """Whether encoder and LSTM learn in half precision; by default on CUDA only. The policy that
     results acts in float32. ESPER_DISABLE_AMP=1 disables it."""

@@ -1,19 +1,29 @@
-"""Conversion of settings to and from one flat dictionary, for every kind of run."""
+"""Settings of every kind of run: read from a flat dictionary or file, checked, and flattened."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from esper.leyline.config import former
-from esper.leyline.config.algorithm import algorithms, own_fields, own_spellings, owner_of
+from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.groups import TrainConfig
-from esper.leyline.config.setting import Run, about, settings_of, spellings
-from esper.leyline.config.values import shown, typed
+from esper.leyline.config.setting import (
+    Run,
+    about,
+    check_name,
+    check_ranges,
+    settings_of,
+    shown,
+    typed,
+)
 from esper.leyline.errors import UsageError, suggestion
 
 
 def run_settings() -> dict[str, dataclasses.Field[Any]]:
     """All settings of runs by name: the common ones, then those of single algorithms."""
-    return {**settings_of(TrainConfig), **own_fields()}
+    kinds: list[type] = [TrainConfig, *(one.group for one in algorithms().values())]
+    return {name: f for kind in kinds for name, f in settings_of(kind).items()}
 
 
 def defaults_of(*kinds: Run) -> TrainConfig:
@@ -81,7 +91,8 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
         UsageError: an unknown key, a wrong type, or two values for one setting.
     """
     values_by_name: dict[str, Any] = {}
-    fields, names = run_settings(), spellings(TrainConfig) | own_spellings()
+    fields = run_settings()
+    names = {word: name for name, f in fields.items() for word in (name, *about(f).aliases)}
     for key, value in former.translate(settings):
         word = key.replace("-", "_")
         if word not in names:
@@ -148,3 +159,73 @@ _ADVICE: dict[Run, str] = {
     "gym": "belongs to a Gymnasium task; give --gym ID, or leave it out",
 }
 """By kind of run: what to do with a setting that another kind was given."""
+
+
+def check(config: TrainConfig) -> None:
+    """Refuse values that are out of range or contradict each other.
+
+    Raises:
+        UsageError: names the field, its value and the range.
+    """
+    values = flatten(config)
+    check_ranges(TrainConfig, values)
+    check_ranges(type(config.algorithm), values)
+    check_name(config.output.name)
+    learner, machine, output = config.learner, config.machine, config.output
+    if learner.lr_warmup_steps and learner.lr_warmup_frac:
+        raise UsageError("lr_warmup_steps: lr_warmup_frac sets the same length; give one of them")
+    if learner.lr_adaptive_kl is not None and learner.lr_decay != "none":
+        raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
+    if output.record_last is not None and not output.record:
+        raise UsageError("record_last: nothing is recorded; give --record too, or leave it out")
+    config.algorithm.check(config)
+    _check_group_baseline(config)
+    if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:
+        raise UsageError(
+            "experimental_gpu_preload_gather: needs data on the device; leave out --no-gpu-preload"
+        )
+    if config.gymnasium.gym is not None and len(machine.devices) > 1:
+        raise UsageError("devices: a Gymnasium task takes one device; give it with --device")
+
+
+def _check_group_baseline(config: TrainConfig) -> None:
+    """Refuse the baseline of a group where an environment would have no others in its group.
+
+    Raises:
+        UsageError: names the field and the fix.
+    """
+    envs, size = config.world.envs, config.world.group_size
+    if config.learner.group_baseline and (size < 2 or envs % size):
+        raise UsageError(
+            f"group_baseline: needs whole groups of at least two environments, not {envs} "
+            f"environments in groups of {size}; change --envs or --group-size"
+        )
+
+
+def settings_file(path: Path) -> dict[str, Any]:
+    """Return the settings of a flat JSON file by name, aliases resolved.
+
+    Raises:
+        UsageError: the file cannot be read, or a key is wrong.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
+    except OSError as error:
+        raise UsageError(f"config_json: cannot read {path} ({error.strerror})") from error
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"config_json: {path} is not JSON ({error}); correct it") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"config_json: {path} must hold one object of settings")
+    return canonical(content)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Convert a JSON object to a dictionary; refuse a key that appears twice."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{duplicate}: appears twice in the settings file; keep one of them")
+    return content

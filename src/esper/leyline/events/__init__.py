@@ -8,7 +8,8 @@ line. ``scripts/write_event_docs.py`` generates docs/events.md from this package
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal, Union
+from functools import cache
+from typing import Any, Literal, Union, get_origin
 
 import msgspec
 
@@ -193,7 +194,7 @@ class SeedSignalsMeasured(StepEvent, tag="SEED_SIGNALS_MEASURED"):
     gradient_norm: list[list[Number]]
     """Gradient norm of the seed's parameters."""
     gradient_health: list[list[Number]]
-    """Gradient health in [0, 1], see ``tolaria.health``."""
+    """Gradient health in [0, 1], see ``tolaria.results``."""
 
 
 class SeedEvent(StepEvent):
@@ -503,3 +504,35 @@ def decode(line: bytes | str) -> Any:
         msgspec.DecodeError: the line is not an event.
     """
     return _decoder.decode(line)
+
+
+def try_decode(line: bytes) -> Event | None:
+    """The event of a line; None if the line is truncated, corrupt or of a newer schema."""
+    try:
+        event: Event = decode(line.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return event if _lists_agree(event) else None
+
+
+def _lists_agree(event: Event) -> bool:
+    """Whether the lists of an event have one entry for each of the same things.
+
+    A list with a default may be empty, as in events of an older schema, and so may those of a run
+    that has no hosts.
+    """
+    required, optional = _lists_of(type(event))
+    lengths = {len(getattr(event, name)) for name in required}
+    lengths |= {len(entries) for name in optional if (entries := getattr(event, name))}
+    return len(lengths) <= 1
+
+
+@cache
+def _lists_of(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parallel lists of a kind of event: those that are full, and those that may be empty."""
+    names: tuple[list[str], list[str]] = [], []
+    for field in msgspec.structs.fields(kind):
+        # The blueprints of a run are listed beside its tasks.
+        if get_origin(field.type) is list and field.name != "blueprints":
+            names[kind is TrainingStarted or not field.required].append(field.name)
+    return tuple(names[0]), tuple(names[1])

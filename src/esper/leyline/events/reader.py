@@ -3,14 +3,11 @@
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from functools import cache
 from pathlib import Path
-from typing import BinaryIO, get_origin
-
-import msgspec
+from typing import BinaryIO
 
 from esper.leyline.errors import UsageError
-from esper.leyline.events import EVENTS, Event, TrainingStarted, decode
+from esper.leyline.events import EVENTS, Event, try_decode
 from esper.leyline.events.parts import (
     DamagedPart,
     Part,
@@ -27,38 +24,6 @@ _TAG = b'{"event_type":"'
 _MARK = 256
 """Bytes at the end of the last line that must be unchanged when the file has grown. They include
 the time of the event, so a round that is repeated with the same results is recognised as new."""
-
-
-def try_decode(line: bytes) -> Event | None:
-    """The event of a line; None if the line is truncated, corrupt or of a newer schema."""
-    try:
-        event: Event = decode(line.decode())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return event if _lists_agree(event) else None
-
-
-def _lists_agree(event: Event) -> bool:
-    """Whether the lists of an event have one entry for each of the same things.
-
-    A list with a default may be empty, as in events of an older schema, and so may those of a run
-    that has no hosts.
-    """
-    required, optional = _lists_of(type(event))
-    lengths = {len(getattr(event, name)) for name in required}
-    lengths |= {len(entries) for name in optional if (entries := getattr(event, name))}
-    return len(lengths) <= 1
-
-
-@cache
-def _lists_of(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The parallel lists of a kind of event: those that are full, and those that may be empty."""
-    names: tuple[list[str], list[str]] = [], []
-    for field in msgspec.structs.fields(kind):
-        # The blueprints of a run are listed beside its tasks.
-        if get_origin(field.type) is list and field.name != "blueprints":
-            names[kind is TrainingStarted or not field.required].append(field.name)
-    return tuple(names[0]), tuple(names[1])
 
 
 class EventReader:

@@ -174,7 +174,7 @@ def _try_to_join(address: str) -> None:
         OSError: it could not be joined, or not within ``START_SECONDS``.
     """
     code = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    command = [sys.executable, "-c", code, address]
+    command = [sys.executable, "-P", "-c", code, address]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=START_SECONDS, check=False

@@ -1,18 +1,67 @@
-"""Construction of the learner of growth policies."""
+"""The learner of growth policies, and its moments of observations."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
 from esper.leyline.errors import UsageError, first_line
-from esper.simic.estimates import GeneralisedEstimator, GroupedEstimator
-from esper.simic.graphs.captured_agent import agent_class
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.advantage import GeneralisedEstimator, GroupedEstimator
+from esper.simic.graphs import agent_class
+from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
-from esper.tamiyo.policy.features import FeatureNames, Observation
+from esper.tamiyo.policy.features import SIZE_FEATURES, FeatureNames, Observation
+
+
+class GrowthMoments:
+    """Moments of the features of hosts and of slots; ``SIZE_FEATURES`` are not normalised.
+
+    Args:
+        device: device of the moments.
+        features: the features that the policy observes; all of this version if None.
+    """
+
+    def __init__(self, device: torch.device, features: FeatureNames | None = None):
+        features = features or FeatureNames.current()
+        self._columns = features.columns(device)
+        self.host, self.slots = (
+            RunningMoments((len(names),), device, torch.tensor([n in SIZE_FEATURES for n in names]))
+            for names in (features.host, features.slots)
+        )
+
+    def _select(self, observation: Observation) -> Observation:
+        """The features that the policy observes."""
+        selection = {
+            name: getattr(observation, name).index_select(-1, columns)
+            for name, columns in self._columns.items()
+        }
+        return replace(observation, **selection) if selection else observation
+
+    def normalise(self, observation: Observation) -> Observation:
+        """See ``ObservationMoments.normalise``; only features that the policy observes are left."""
+        observation = self._select(observation)
+        return replace(
+            observation,
+            host=self.host.normalise(observation.host),
+            slots=self.slots.normalise(observation.slots),
+        )
+
+    def update(self, observation: Observation, valid: Tensor | None) -> None:
+        """See ``ObservationMoments.update``; slots that do not exist are ignored."""
+        assert valid is None, "growth episodes fill their rollout"
+        observation = self._select(observation)
+        self.host.update(observation.host)
+        # Moments ignore rows of NaN; boolean indexing would make the CPU wait for the device.
+        exists = observation.masks.exists[..., None]
+        self.slots.update(torch.where(exists, observation.slots, float("nan")))
+
+    def parts(self) -> dict[str, RunningMoments]:
+        """See ``ObservationMoments.parts``."""
+        return {"host": self.host, "slot": self.slots}
 
 
 def growth_agent(
@@ -21,7 +70,6 @@ def growth_agent(
     device: torch.device,
     amp_dtype: torch.dtype | None = None,
     compile_mode: str = "off",
-    threads: int = 1,
     learner_arguments: Mapping[str, Any] | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
     group_size: int = 1,
@@ -32,7 +80,6 @@ def growth_agent(
     Args:
         config, seed, device, compile_mode: see ``PPOAgent``.
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
-        threads: CPU threads of the native policy, see ``FactoredLSTM``.
         learner_arguments: those of an algorithm other than PPO, see ``AlgorithmConfig``.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
         group_size: environments per group, for the baseline of the group.
@@ -44,7 +91,7 @@ def growth_agent(
 
     def network() -> FactoredLSTM:
         policy = FactoredLSTM(config.lstm_hidden, features=features)
-        policy.amp_dtype, policy.threads = amp_dtype, threads
+        policy.amp_dtype = amp_dtype
         if initial is not None:
             policy.load_state_dict(initial["policy"])
         return policy

@@ -18,21 +18,17 @@ from torch import Tensor
 
 from esper.runtime.task import data_digests
 from esper.runtime.tasks import Task
-from esper.simic.growth.layout import GrowthLayout
-from esper.simic.growth.merge import merge
-from esper.simic.growth.partition import cut, span
+from esper.simic.growth.layout import GrowthLayout, cut, merge, span
 from esper.simic.growth.rewards import REWARD_MODES
 from esper.simic.growth.shard import Shard
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
-from esper.tolaria.backends.choice import choose_backend
-from esper.tolaria.backends.trial import precision_after_trial
+from esper.tolaria.backends.choice import choose_backend, precision_after_trial
 from esper.tolaria.bank import DataBank, StackKey
-from esper.tolaria.device_memory import RowMemory, parts_within, row_memory, rows_at_a_time
-from esper.tolaria.loss_scales import LossScales, ScaleTable
-from esper.tolaria.precision import Precision
-from esper.tolaria.pretraining import trained_hosts
+from esper.tolaria.engine import trained_hosts
+from esper.tolaria.memory import RowMemory, parts_within, row_memory, rows_at_a_time
+from esper.tolaria.precision import LossScales, Precision, ScaleTable
 
 _T = TypeVar("_T")
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import TrainConfig
-from esper.simic.graphs.captured_agent import agent_class
+from esper.simic.graphs import agent_class
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy

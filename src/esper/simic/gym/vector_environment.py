@@ -15,6 +15,8 @@ from gymnasium import Env
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, suggestion
+from esper.runtime.gate import NOTHING
+from esper.runtime.plugins import is_imported
 from esper.simic.gym.spaces import Actions, Features, actions_of, features_of
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -195,8 +197,11 @@ def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]
     """Create ``count`` environments of the Gymnasium id ``name``.
 
     Raises:
-        UsageError: there is no such id, or the environment cannot be created.
+        UsageError: there is no such id, its module has not been imported (``plugins.load_all``),
+            or the environment cannot be created.
     """
+    if not is_imported(name):
+        NOTHING.check((), name, "a setting")
     try:
         return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]
     except gymnasium.error.UnregisteredEnv as error:

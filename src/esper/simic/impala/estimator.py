@@ -8,13 +8,11 @@ from torch import Tensor
 
 from esper.kasmina.transfer import moved
 from esper.leyline.metrics import Metric
-from esper.simic.advantage import generalised_advantages
-from esper.simic.estimates import Estimates
+from esper.simic.advantage import Estimates, generalised_advantages
 from esper.simic.impala.vtrace import vtrace
 from esper.simic.loss import approximate_kl, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
-from esper.simic.rollout import Rollout
-from esper.simic.sequences import episode_pieces, padded
+from esper.simic.rollout import Rollout, episode_pieces, padded
 from esper.tamiyo.policy.interface import Evaluation, ObservationT, Policy, full_precision
 
 

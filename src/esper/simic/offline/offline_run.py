@@ -15,13 +15,13 @@ from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.algorithm import algorithm_with
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
-from esper.leyline.config.setting import about, check_name, check_ranges, settings_of
-from esper.leyline.config.values import typed
+from esper.leyline.config.setting import about, check_name, check_ranges, settings_of, typed
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
+from esper.runtime.gate import NOTHING, Permission
 from esper.runtime.paths import absolute_path
-from esper.simic.growth.growth_moments import GrowthMoments
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.normalise import RunningMoments
 from esper.simic.offline.methods import loss_of
 from esper.simic.offline.offline_session import EpochSummary, OfflineObserver, OfflineSession
@@ -91,6 +91,7 @@ def learn_offline(
     *,
     resume: Path | None = None,
     observer: OfflineObserver | None = None,
+    permission: Permission = NOTHING,
 ) -> OfflineSummary:
     """Learn a policy from the records of other runs.
 
@@ -101,6 +102,7 @@ def learn_offline(
             methods.
         resume: run directory to continue from its best epoch, see ``resumed_config``.
         observer: notified of every epoch.
+        permission: without which the plugins of the runs must have been loaded.
 
     Raises:
         UsageError: a setting is invalid or the records are unusable, and no run directory was
@@ -110,7 +112,7 @@ def learn_offline(
     _check(config)
     device = resolve_device(config.device)
     threads = config.threads or torch.get_num_threads()
-    data = read_data(config)
+    data = read_data(config, permission)
     settings = policy_config(config, algorithm_with(type(config)).name, data.world, threads)
     check_sinks(settings.output)
     with arithmetic(device, threads, config.tf32):
@@ -168,7 +170,7 @@ def resumed_config(
     fields = settings_of(kind)
     try:
         content = json.loads((run / "config.json").read_text(encoding="utf-8"))[_KEY]
-        before = {n: typed(n, v, fields[n].type) for n, v in content["settings"].items()}
+        before = {n: typed(n, content["settings"][n], f.type) for n, f in fields.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"resume: {run / 'config.json'} does not say how {run} learns; start a new run"
@@ -198,7 +200,7 @@ def build_trainer(
         torch.manual_seed(config.seed)
         policy = FactoredLSTM(config.lstm_hidden)
     policy.to(device)
-    policy.amp_dtype, policy.threads = amp_dtype, threads
+    policy.amp_dtype = amp_dtype
     # Fitted where the records are; then moved, because it takes a few small tensors.
     record_moments, record_returns = GrowthMoments(CPU), RunningMoments((), CPU)
     fit_moments(data, record_moments, record_returns)

@@ -15,12 +15,14 @@ from esper.leyline.config import (
     OutputConfig,
     TrainConfig,
     WorldConfig,
+    shown,
 )
 from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.leyline.records import run_identity
 from esper.runtime import plugins
+from esper.runtime.gate import NOTHING, Permission
 from esper.runtime.tasks import FAMILIES, find
 from esper.simic.gradients import first_not_finite
 from esper.simic.normalise import ObservationMoments, RunningMoments
@@ -74,20 +76,29 @@ class RecordedData:
         return int(self.episodes.lengths[self.training].sum())
 
 
-def read_data(config: ImitationConfig) -> RecordedData:
-    """Read and check the records that the settings name; loads the plug-ins of their runs.
+def read_data(config: ImitationConfig, permission: Permission = NOTHING) -> RecordedData:
+    """Read and check the records that the settings name.
+
+    Args:
+        config: the settings.
+        permission: without which the plugins of the runs must have been loaded.
 
     Raises:
-        UsageError: a run has no records or unusable ones; the runs differ in their rules; or their
-            records do not suit the method.
+        UsageError: a plugin is not permitted; a run has no records or unusable ones; the runs
+            differ in their rules; or their records do not suit the method.
     """
     if not config.records:
         raise UsageError("records: no run is named; give --records RUN, trained with --record")
     runs = [Path(os.path.expanduser(run)) for run in config.records]
     identities = _identities(runs)
-    worlds = {run: stored_config(run)[0].world for run in runs}
-    for path in dict.fromkeys(path for world in worlds.values() for path in world.plugin):
-        plugins.load(path)
+    settings = {run: stored_config(run)[0] for run in runs}
+    for run, one in settings.items():
+        if one.gymnasium.gym is not None:
+            raise UsageError(
+                f"records: {run} was trained on {shown(one.gymnasium.gym)}; name growth runs"
+            )
+        plugins.load_all(one, permission, str(run))
+    worlds = {run: one.world for run, one in settings.items()}
     world = _common_world(worlds)
     episodes = read_episodes(runs, config.skip_bad)
     _check_numbers(episodes)
@@ -142,7 +153,11 @@ def _common_world(worlds: dict[Path, WorldConfig]) -> WorldConfig:
         task=tuple(
             dict.fromkeys(_population(task) for world in worlds.values() for task in world.task)
         ),
-        plugin=tuple(dict.fromkeys(path for world in worlds.values() for path in world.plugin)),
+        plugin=tuple(
+            dict.fromkeys(
+                plugins.file_of(path) for world in worlds.values() for path in world.plugin
+            )
+        ),
         slots=slots.pop() if len(slots) == 1 else (),
     )
 

@@ -23,6 +23,7 @@ from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.events import POINTS
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
+from esper.runtime.gate import NOTHING, Permission
 from esper.runtime.tasks import SUITES, Task
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
@@ -36,11 +37,11 @@ from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
-from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.export import committed_seeds, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
+from esper.tolaria.results import Scores
 
 CONTROLS = ("heuristic", "rule", "never")
 DEFAULT = "rule"
@@ -106,15 +107,18 @@ class GrowingPolicy:
         return self.checkpoint.round * self.settings.world.envs
 
     @classmethod
-    def named(cls, name: str) -> "GrowingPolicy":
+    def named(cls, name: str, permission: Permission = NOTHING) -> "GrowingPolicy":
         """The policy called ``name``: one of ``CONTROLS``, a trained one in the box, or a run's
         directory.
 
-        Loads the plug-ins of the run, because its policy was trained with their blueprints.
+        Args:
+            name: the name or the directory.
+            permission: without which the plugins of the run, with whose blueprints its policy was
+                trained, must have been loaded.
 
         Raises:
-            UsageError: there is no such run, it trained a Gymnasium task, or it has no intact
-                checkpoint.
+            UsageError: there is no such run, it trained a Gymnasium task, it has no intact
+                checkpoint, or a plugin is not permitted.
         """
         if name in CONTROLS:
             return cls(name, TrainConfig(), None)
@@ -134,8 +138,7 @@ class GrowingPolicy:
             raise UsageError(
                 f"policy: {name} was trained on {settings.gymnasium.gym}; give a growth run"
             )
-        for path in settings.world.plugin:
-            plugins.load(path)
+        plugins.load_all(settings, permission, str(run))
         try:
             return cls(name, settings, load_latest(run), recorded_episodes(run))
         except UsageError as error:
@@ -185,7 +188,8 @@ def learned_actor(name: str, seed: int, warn: Callable[[str], None]) -> Actor:
     """The actor of a trained policy, for a module of the user's own.
 
     Args:
-        name: a trained policy in the box, or the directory of a run.
+        name: a trained policy in the box, or the directory of a run, whose plugins must have been
+            loaded.
         seed: seed of its draws.
         warn: told that it was trained on other hosts.
 

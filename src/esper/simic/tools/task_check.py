@@ -12,7 +12,7 @@ from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tolaria.backends.trial import try_host
+from esper.tolaria.backends.choice import try_host
 from esper.tolaria.memory import forget_peak, peak_resident
 from esper.tolaria.precision import Precision
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.runtime import plugins
 from esper.runtime.data import Dataset, FromDirectory
+from esper.runtime.gate import Permission
 from esper.runtime.tasks import Task
 from esper.simic.distributed.wire import on_device
-from esper.simic.growth.merge import merge
+from esper.simic.growth.layout import merge
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import FeatureNames
 from esper.tamiyo.policy.interface import ObservationT
@@ -92,13 +93,19 @@ class ActorSpec:
 
     def config(self) -> TrainConfig:
         """The settings; its plugins are run."""
+        config = unflatten(self.settings)
         with tempfile.TemporaryDirectory() as folder:
+            files = []
             for i, (name, source) in enumerate(self.plugins):
                 file = Path(folder) / str(i) / name
                 file.parent.mkdir()
                 file.write_text(source)
-                plugins.load(str(file))
-        return unflatten(self.settings)
+                files.append(str(file))
+            # What the learner was permitted to run, its actors are.
+            permission = Permission(tuple(files), config.gymnasium.gym)
+            world = replace(config.world, plugin=permission.files)
+            plugins.load_all(replace(config, world=world), permission, "the learner")
+        return config
 
 
 def data_from_files(config: TrainConfig, tasks: Sequence[Task]) -> dict[str, Data]:
@@ -127,7 +134,8 @@ def actor_specs(
     for name in _OF_THE_LEARNER:
         settings.pop(name, None)
     settings |= {"threads": 1, "telemetry_level": "off"}
-    sources = tuple((Path(path).name, Path(path).read_text()) for path in config.world.plugin)
+    files = [Path(plugins.file_of(path)) for path in config.world.plugin]
+    sources = tuple((file.name, file.read_text()) for file in files)
     ends = [sum(cuts[: i + 1]) for i in range(len(cuts))]
     return [
         ActorSpec(settings, end - count, end, ends[-1], synchronous, sources, features)

@@ -15,7 +15,6 @@ from esper.leyline.config import TrainConfig, shown, unflatten
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
 from esper.nissa.hub import Hub
-from esper.runtime import plugins
 from esper.simic.gym.agent import Shape, gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
@@ -175,8 +174,6 @@ class GymTrainee(GymRounds):
 
     def __init__(self, config: TrainConfig, device: torch.device):
         super().__init__()
-        for path in config.world.plugin:
-            plugins.load(path)
         self.environments = made_environments(config, 0, config.world.envs)
         self.config = complete_config(config)
         self.agent = build_gym_agent(self.config, shape_of(self.environments), device)

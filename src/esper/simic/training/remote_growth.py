@@ -17,10 +17,9 @@ from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.remote_actors import RemoteActors, mean_lag
 from esper.simic.distributed.wire import as_arrays, as_tensors, element, stack
+from esper.simic.growth.agent import GrowthMoments
 from esper.simic.growth.collect import collect
-from esper.simic.growth.growth_moments import GrowthMoments
-from esper.simic.growth.layout import GrowthLayout
-from esper.simic.growth.merge import merge
+from esper.simic.growth.layout import GrowthLayout, merge
 from esper.simic.growth.step import Step, StepReport
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout

@@ -10,7 +10,6 @@ from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.nissa.hub import Hub
-from esper.runtime import plugins
 from esper.simic.actor import PolicyActor, load_snapshot, snapshot
 from esper.simic.distributed.cluster import ActorSettings, Cluster
 from esper.simic.distributed.placed_actor import PlacedActor
@@ -104,8 +103,6 @@ class RemoteGymTrainee(GymRounds):
         check: Callable[[], None],
     ):
         super().__init__()
-        for path in config.world.plugin:
-            plugins.load(path)
         one = made_environments(config, 0, 1)
         shape = shape_of(one)
         one.close()

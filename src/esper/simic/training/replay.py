@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,10 @@ def replay(path: Path) -> ReplayResult:
         UsageError: ``path`` is not a file of a refused update, or another version wrote it.
     """
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():
+            # Torch warns of files that it then refuses.
+            warnings.simplefilter("ignore")
+            content = torch.load(path, weights_only=True, map_location="cpu")
         if content["schema"] != SCHEMA_VERSION:
             raise UsageError(f"file: another version of Esper wrote {path}; use that version")
         config = unflatten(content["settings"])
@@ -97,7 +101,7 @@ def replay(path: Path) -> ReplayResult:
         raise
     except Exception as error:
         # Torch's message advises to load the file so that it would be executed.
-        crafted = isinstance(error, pickle.UnpicklingError)
+        crafted = isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error)
         reason = "it holds more than tensors" if crafted else first_line(error)
         raise UsageError(
             f"file: {path} is not the file of a refused update ({reason}); give one of RUN/refused/"

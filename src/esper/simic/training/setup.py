@@ -18,15 +18,14 @@ from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import part
 from esper.leyline.memory_need import check_environments
 from esper.leyline.notices import notice
-from esper.runtime import plugins
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import Task, agree, find_all
 from esper.runtime.text import reading
-from esper.simic.compiled import resolve_mode
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
+from esper.simic.loss import resolve_mode
 from esper.simic.ppo import PPOAgent
 from esper.simic.run.checkpoint import Checkpoint
 from esper.simic.training.warm_start import initial_run
@@ -36,8 +35,7 @@ from esper.tamiyo.policy.features import FeatureNames, Observation
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
-from esper.tolaria.device_memory import SHARE
-from esper.tolaria.memory import stored_bytes
+from esper.tolaria.memory import SHARE, stored_bytes
 from esper.tolaria.precision import amp_disabled, resolve_precision
 
 _REQUEST = re.compile(r"Tried to allocate ([0-9.]+) (MiB|GiB|KiB|bytes)")
@@ -145,11 +143,11 @@ def resolve_devices(names: Sequence[str]) -> tuple[torch.device, ...]:
 def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
     """The tasks of the settings, with their data directory, text file, split and slots.
 
+    Plugins that define some must have been run, see ``plugins.load_all``.
+
     Raises:
         UsageError: there is no such task or slot.
     """
-    for path in config.world.plugin:
-        plugins.load(path)
 
     def configuration(task: Task) -> Task:
         task = task.in_directory(Path(config.world.data_dir)).with_split(config.world.split_seed)
@@ -238,8 +236,8 @@ def compile_mode(name: str, device: torch.device) -> str:
     mode = resolve_mode(name, device)
     if mode != "off" and device.type == "cpu":
         notice(
-            f"warning: compile: on a CPU {mode} delays the first update by minutes, and updates no "
-            "longer use the native policy, which is faster; leave --compile out"
+            f"warning: compile: on a CPU {mode} delays the first update by minutes; "
+            "leave --compile out"
         )
     return mode
 
@@ -267,7 +265,6 @@ def build_agent(
         device,
         policy_dtype(config, device),
         compile_mode(config.machine.compile, device),
-        config.machine.threads or torch.get_num_threads(),
         config.algorithm.learner_arguments(config.learner),
         None if initial is None else initial.parts,
         config.world.group_size,

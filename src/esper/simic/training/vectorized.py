@@ -16,6 +16,8 @@ from esper.leyline.config.setting import about
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
+from esper.runtime import plugins
+from esper.runtime.gate import NOTHING, Permission
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import latest_identity, load_latest
@@ -70,7 +72,8 @@ def train_ppo_vectorized(
 ) -> RunSummary:
     """Train a policy with PPO in a new run directory.
 
-    For example ``train_ppo_vectorized(task="digits_shift", rounds=2, envs=8)``.
+    For example ``train_ppo_vectorized(task="digits_shift", rounds=2, envs=8)``. The settings
+    ``plugin`` and ``gym`` name code, which is executed.
 
     Args:
         config: settings to start from, the defaults if None.
@@ -87,7 +90,7 @@ def train_ppo_vectorized(
         complete = unflatten({"use_amp": True}, complete)
     if complete.method.algorithm != "ppo":
         raise UsageError(f"algorithm: {complete.method.algorithm} is not PPO; use train_impala")
-    return run_training(complete, "ppo", observer=observer)
+    return run_training(complete, "ppo", observer=observer, permission=_of_caller(complete))
 
 
 def train_impala(
@@ -95,7 +98,8 @@ def train_impala(
 ) -> RunSummary:
     """Train a policy with IMPALA in a new run directory.
 
-    For example ``train_impala(task="digits_shift", rounds=2, envs=8, lag=1)``.
+    For example ``train_impala(task="digits_shift", rounds=2, envs=8, lag=1)``. The settings
+    ``plugin`` and ``gym`` name code, which is executed.
 
     Args:
         config: settings to start from, the defaults of IMPALA if None.
@@ -107,10 +111,20 @@ def train_impala(
         UsageError: a setting is invalid.
     """
     complete = unflatten({**settings, "algorithm": "impala"}, config)
-    return run_training(complete, "impala", observer=observer)
+    return run_training(complete, "impala", observer=observer, permission=_of_caller(complete))
 
 
-def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = None) -> RunSummary:
+def _of_caller(config: TrainConfig) -> Permission:
+    """Permission for what the settings of the user's own program name."""
+    return Permission(config.world.plugin, config.gymnasium.gym)
+
+
+def resume_ppo(
+    run: Path,
+    settings: dict[str, Any],
+    observer: Observer | None = None,
+    permission: Permission = NOTHING,
+) -> RunSummary:
     """Resume a run that learns by acting from its latest checkpoint.
 
     Args:
@@ -118,6 +132,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
         settings: settings given for the resume; only those marked ``on_resume`` may differ from the
             stored ones.
         observer: notified of every step and round.
+        permission: see ``run_training``.
 
     Raises:
         UsageError: there is no such run, or a setting that may not change differs.
@@ -142,7 +157,7 @@ def resume_ppo(run: Path, settings: dict[str, Any], observer: Observer | None = 
                 "start a new run"
             )
     config.algorithm.check_resumed(earlier.algorithm)
-    return run_training(config, algorithm, resume=run, observer=observer)
+    return run_training(config, algorithm, run, observer, permission=permission)
 
 
 def run_training(
@@ -151,6 +166,7 @@ def run_training(
     resume: Path | None = None,
     observer: Observer | None = None,
     actor: Callable[[GrowthEnv], Actor] | None = None,
+    permission: Permission = NOTHING,
 ) -> RunSummary:
     """Run rounds with ``policy``.
 
@@ -162,6 +178,7 @@ def run_training(
         observer: notified of every step and round.
         actor: makes a policy that does not learn and is not one of Esper's; ``policy`` is what
             events and records call it.
+        permission: without which plugins and the module of a Gymnasium id must have been loaded.
 
     Raises:
         UsageError: a setting is invalid; no run directory was created or changed.
@@ -173,6 +190,7 @@ def run_training(
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
     stop = StopSignal()
+    plugins.load_all(config, permission, str(resume or "a setting"))
     trainee = _trainee(config, policy, devices, resume, stop, actor)
     # Up to here nothing has been written, so a signal may end the process at once.
     with stop.listening(), closing(trainee):

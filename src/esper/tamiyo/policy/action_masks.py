@@ -1,6 +1,5 @@
 """Masks of the legal options, and categorical distributions over them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,6 +75,12 @@ def _choice_tables(device: torch.device) -> tuple[Tensor, Tensor]:
     return cached_tensor(free, device), cached_tensor(canonical, device)
 
 
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise of uniform numbers in (0, 1): the option of the largest sum of log-probability
+    and noise is a draw."""
+    return -torch.log(-torch.log(uniform))
+
+
 class MaskedCategorical:
     """Categorical distributions over the legal options of the last axis.
 
@@ -92,7 +97,6 @@ class MaskedCategorical:
         ValueError: a row of ``mask`` has no legal option.
     """
 
-    # Native twin: policy/categorical.h, normalise.
     def __init__(self, logits: Tensor, mask: Tensor, validate: bool = True):
         if validate and not bool(mask.any(-1).all()):
             raise ValueError("MaskedCategorical: a row of the mask has no legal option")
@@ -100,14 +104,13 @@ class MaskedCategorical:
         self.illegal = ~mask
         self.log_probs = exact.masked_fill(self.illegal, MASKED_LOGIT).log_softmax(-1)
 
-    # Native twin: policy/categorical.h, choose.
     def sample(self, uniform: Tensor) -> Tensor:
         """Draw one option per row with the Gumbel-max trick, int64 ``[...]``.
 
         Args:
             uniform: uniform numbers in (0, 1), ``[..., K]``.
         """
-        scores = self.log_probs - torch.log(-torch.log(uniform))
+        scores = self.log_probs + gumbel(uniform)
         return scores.masked_fill(self.illegal, -torch.inf).argmax(-1)
 
     @property
@@ -119,22 +122,7 @@ class MaskedCategorical:
         """Log-probability of ``value [...]``."""
         return self.log_probs.gather(-1, value[..., None])[..., 0]
 
-    # Native twin: policy/categorical.h, entropy.
     def entropy(self) -> Tensor:
         """Entropy in nats, ``[...]``; illegal options contribute 0."""
         probabilities = self.log_probs.exp()
         return -(probabilities * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)
-
-
-def padded_columns(widths: Sequence[int], padding: int) -> list[list[int]]:
-    """Columns of each head's options in the concatenated logits, ``[heads][widest]``.
-
-    Args:
-        widths: options of each head.
-        padding: column that stands for the options that a head lacks.
-    """
-    begins = [sum(widths[:i]) for i in range(len(widths))]
-    return [
-        [begin + i if i < width else padding for i in range(max(widths))]
-        for begin, width in zip(begins, widths, strict=True)
-    ]

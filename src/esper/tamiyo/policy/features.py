@@ -63,7 +63,7 @@ EMPTY_SLOT_SIGNALS = (
     *(f"log_{name}" for name in SLOT_MEASURES if name.startswith("gain_")),
 )
 """Names of the slot features that show how a host learns around a slot without a seed: whether they
-are known, and ``tolaria.slot_measures.SLOT_MEASURES``. All are 0 in a slot with a seed, and where
+are known, and ``tolaria.backends.SLOT_MEASURES``. All are 0 in a slot with a seed, and where
 they are unknown: before the first step, after a rollback, in the step after a prune."""
 
 SLOT_FEATURES = (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.features import FeatureNames
+from esper.tamiyo.policy.layers import PackingLayer
 
 RecurrentState = tuple[Tensor, ...]
 """State carried from step to step, each tensor ``[layers, N, width]``; empty without memory."""
@@ -167,8 +168,19 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
 
     @contextmanager
     def frozen_weights(self) -> Iterator[None]:
-        """A context in which no weight changes, so that ``act`` may cache derived values."""
-        yield
+        """A context in which no weight changes, so that layers may cache derived weights.
+
+        Only on a CPU: a captured CUDA graph would read the cached weights even after an update.
+        """
+        on_cpu = all(parameter.device.type == "cpu" for parameter in self.parameters())
+        layers = [layer for layer in self.modules() if isinstance(layer, PackingLayer) and on_cpu]
+        for layer in layers:
+            layer.pack()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.unpack()
 
     def evaluate_actions(
         self, observation: ObservationT, actions: Tensor, hidden: RecurrentState

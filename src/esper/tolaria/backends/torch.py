@@ -3,9 +3,10 @@
 It needs no compiler and is the reference for the other backends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,16 +15,29 @@ from torch import Tensor
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
+from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, HeldBack, Optimisation, Scores, Variant
-from esper.tolaria.backends.store_rows import HostRows, SeedRows, StoreRows, in_any
-from esper.tolaria.loss_scales import LossScales
-from esper.tolaria.minibatches import Minibatches
+from esper.tolaria.backends import HeldBack, Minibatches, Optimisation, Variant
+from esper.tolaria.optim import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
-from esper.tolaria.precision import Precision
-from esper.tolaria.results import SLOT_MEASURES
+from esper.tolaria.precision import LossScales, Precision
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
 from esper.tolaria.slot_measures import Watch, slot_measures
+from esper.tolaria.stores import Stack
+
+
+class Network(NamedTuple):
+    """Hosts with their seeds, as a forward pass reads them.
+
+    ``parameters`` and ``buffers`` are those of N hosts by name. ``seeds[s] [M, width]`` are the
+    parameters of the seeds of slot ``s`` in the order of ``calls[s].rows``.
+    """
+
+    parameters: Tensors
+    buffers: Tensors
+    seeds: dict[int, Tensor]
+    calls: Plan
+
 
 EVALUATION_BATCH = 100
 """Maximum validation images per pass, so that activations of many hosts stay in the cache."""
@@ -75,10 +89,8 @@ class TorchBackend:
             host = stack.host.detach().requires_grad_()
             leaves = {s: rows.store.detach().requires_grad_() for s, rows in seed_stores.items()}
             with self.precision.autocast():
-                parameters = self.host.layout.views(host)
-                logits = self._forward(
-                    parameters, buffers, leaves, calls, images, training=True, watch=watch
-                )
+                network = Network(self.host.layout.views(host), buffers, leaves, calls)
+                logits = self._forward(network, images, training=True, watch=watch)
                 loss = cross_entropy(logits, labels)
             total = loss.sum() if scales is None else (loss * scales.scale).sum()
             outputs = [] if watch is None else list(watch.outputs.values())
@@ -150,13 +162,9 @@ class TorchBackend:
     ) -> tuple[Scores, list[Scores]]:
         """See ``Backend.evaluate``. A variant resumes at the first slot whose alpha differs."""
         images, labels = held_back.by_row()
-        complete = self._read(stack, plan(seeds), rows)
+        complete = self._read(stack, seeds, rows)
         readings = [
-            self._read(
-                stack,
-                plan(seeds.of_variant(v)),
-                v.rows if rows is None else rows[v.rows],
-            )
+            self._read(stack, seeds.of_variant(v), v.rows if rows is None else rows[v.rows])
             for v in variants
         ]
         starts = [self._resumption(v.start) for v in variants]
@@ -168,17 +176,17 @@ class TorchBackend:
         )
         for batch, drawn_labels in batches:
             batch_labels = drawn_labels.flatten(1)
-            inputs: dict[int, Tensor] = {}
+            inputs = dict.fromkeys(starts, batch)
             x = batch.contiguous()
             with self.precision.autocast():
-                logits = self._forward(*complete, x, training=False, keep=starts, inputs=inputs)
+                logits = self._forward(complete, x, inputs=inputs)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
             ):
                 resumption = inputs[start].index_select(3, variant.rows)
                 with self.precision.autocast():
-                    logits = self._forward(*reading, resumption, training=False, start=start)
+                    logits = self._forward(reading, resumption, start=start)
                 truth = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
                 total.add(logits, truth)
         scores = [total.scores() for total in totals]
@@ -193,65 +201,57 @@ class TorchBackend:
             seeds: the acting seeds.
             images: ``[B, H, W, C]``, the same for all hosts.
         """
-        reading = self._read(stack, plan(seeds), None)
-        logits = self._forward(*reading, images[:, :, :, None].contiguous(), training=False)
+        network = self._read(stack, seeds, None)
+        logits = self._forward(network, images[:, :, :, None].contiguous())
         return logits.unflatten(1, (-1, *self.host.label_shape))
 
     def _resumption(self, slot: int) -> int:
         """The instruction at which a variant resumes if its first different seed is in ``slot``."""
         return cast(BlockHost, self.host).program.index(("slot", slot))
 
-    def _read(
-        self, stack: Stack, calls: Plan, rows: Tensor | None
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[int, Tensor], Plan]:
-        """Host parameters, buffers and seeds of ``rows`` (all when None), and ``calls``."""
-        host, buffers = stack.host, stack.buffers
+    def _read(self, stack: Stack, seeds: Seeds, rows: Tensor | None) -> Network:
+        """The network of ``rows``, all when None, with ``seeds``."""
+        host, buffers, calls = stack.host, stack.buffers, plan(seeds)
         if rows is not None:
             host, buffers = host.index_select(0, rows), buffers.index_select(0, rows)
-        seeds = {
+        parameters = {
             s: stack.seeds[s].index_select(0, p.rows if rows is None else rows[p.rows])
             for s, p in enumerate(calls)
             if p is not None
         }
-        return self.host.layout.views(host), self.host.buffers.views(buffers), seeds, calls
+        views = self.host.layout.views(host), self.host.buffers.views(buffers)
+        return Network(*views, parameters, calls)
 
     def _forward(
         self,
-        parameters: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        seeds: dict[int, Tensor],
-        calls: Plan,
+        network: Network,
         x: Tensor,
         *,
-        training: bool,
+        training: bool = False,
         start: int = 0,
-        keep: Sequence[int] = (),
         inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        ``seeds[s] [M, width]`` are the parameters of ``calls[s].rows``. The inputs of
-        the instructions in ``keep`` are stored in ``inputs``, the activations at the slots in
-        ``watch``.
+        The inputs of the instructions that ``inputs`` has replace its values, and the activations
+        at the slots are stored in ``watch``.
         """
         host = cast(BlockHost, self.host)
         for position, instruction in enumerate(host.program[start:], start):
-            if inputs is not None and position in keep:
+            if inputs is not None and position in inputs:
                 inputs[position] = x
             if instruction.kind == "slot":
-                x = self._at_slot(instruction.number, calls, seeds, watch, x)
+                x = self._at_slot(instruction.number, network, watch, x)
             else:
-                x = host.compute(instruction, parameters, buffers, x, training)
+                x = host.compute(instruction, network.parameters, network.buffers, x, training)
         return x
 
-    def _at_slot(
-        self, slot: int, calls: Plan, seeds: dict[int, Tensor], watch: Watch | None, x: Tensor
-    ) -> Tensor:
+    def _at_slot(self, slot: int, network: Network, watch: Watch | None, x: Tensor) -> Tensor:
         """The activation after a slot, from the activation ``x [B, H, W, N, C]`` before it."""
-        plan, y = calls[slot], x
+        plan, y = network.calls[slot], x
         if plan is not None:
-            y = slot_block(self.host.slots[slot], plan, seeds[slot], x)
+            y = slot_block(self.host.slots[slot], plan, network.seeds[slot], x)
         return y if watch is None else watch.note(slot, x, y)
 
 
@@ -381,3 +381,45 @@ class _ScoreSums:
         """Means over all images added."""
         assert self.sums is not None
         return Scores(*(self.sums / self.count))
+
+
+_IMAGES = 1
+"""Key of ``inputs`` for the images of all environments, from which every variant starts."""
+
+
+class FunctionalBackend(TorchBackend):
+    """The torch backend for ``ModuleHost``, with ``torch.vmap`` over the environments.
+
+    Seeds are computed outside of vmap, grouped by kind. An ablated host is computed again from its
+    images, because the layers before a slot of a user's module are unknown.
+    """
+
+    name = "functional"
+    uses_all_threads = True
+    """A forward pass stores its parameters in the module, so only one thread computes at a time."""
+
+    host: ModuleHost
+
+    def _resumption(self, slot: int) -> int:
+        return _IMAGES
+
+    def _forward(
+        self,
+        network: Network,
+        x: Tensor,
+        *,
+        training: bool = False,
+        start: int = 0,
+        inputs: dict[int, Tensor] | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        rows = len(next(iter(network.parameters.values())))
+        x = x.expand(-1, -1, -1, rows, -1)
+        if inputs is not None:
+            inputs[_IMAGES] = x
+        grown: dict[int, Callable[[Tensor], Tensor]] = {
+            s: partial(self._at_slot, s, network, watch)
+            for s, slot_plan in enumerate(network.calls)
+            if slot_plan is not None or watch is not None
+        }
+        return self.host.logits(network.parameters, network.buffers, x, training, grown)

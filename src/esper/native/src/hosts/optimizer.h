@@ -77,7 +77,7 @@ void sgd(const Update<T>& update, const T* __restrict gradient, T* __restrict pa
 }
 
 // Factor of the learning rate of each block, by its relative gradient norm (Auto-RGN).
-// Twin of tolaria.tuning.relative_rates.
+// Twin of tolaria.optim.relative_rates.
 template <class T>
 std::vector<T> relative_rates(const T* gradient, const T* parameters, const std::vector<int>& sizes) {
   constexpr T least = T(1e-8);

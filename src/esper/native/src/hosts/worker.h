@@ -220,7 +220,7 @@ class Worker {
   }
 
   // Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
-  // Twin of runtime.augmentation.Augmentation.apply.
+  // Twin of runtime.data.Augmentation.apply.
   Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
     Maps<T> x = minibatch(count);
     const int height = spec_.height, width = spec_.width, channels = spec_.channels;
