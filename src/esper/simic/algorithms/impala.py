@@ -88,8 +88,7 @@ class ImpalaConfig(AlgorithmConfig):
 
     def learner_arguments(self, learner: LearnerConfig) -> dict[str, Any]:
         """See ``AlgorithmConfig.learner_arguments``: V-trace, and the copy that acts if it lags."""
-        from esper.simic.impala.estimator import VTraceEstimator
-        from esper.simic.impala.lagged_actor import LaggedActor
+        from esper.simic.impala import LaggedActor, VTraceEstimator
 
         with_vtrace = self.correction == "vtrace"
         decay = learner.discount, learner.trace_decay
