@@ -15,10 +15,10 @@ from esper.leyline.config import TrainConfig, shown, unflatten
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
 from esper.nissa.hub import Hub
-from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
@@ -176,7 +176,7 @@ class GymTrainee(GymRounds):
         super().__init__()
         self.environments = made_environments(config, 0, config.world.envs)
         self.config = complete_config(config)
-        self.agent = build_gym_agent(self.config, shape_of(self.environments), device)
+        self.agent = build_gym_agent(self.config, self.environments.shape, device)
         self.environments.reset()
         self.agent.actor.begin(self.environments.identities.to(device), 0)
         self._boundary = self.own_parts()
@@ -238,12 +238,6 @@ def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironme
     register()
     environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
     return GymEnvironments(environments, config.world.seed, begin)
-
-
-def shape_of(environments: GymEnvironments) -> Shape:
-    """The sizes that a policy for the environments has."""
-    features = environments.features
-    return Shape(features.width, environments.actions.options, features.measured)
 
 
 def complete_config(config: TrainConfig) -> TrainConfig:

@@ -25,7 +25,6 @@ from esper.simic.training.gym_trainee import (
     build_gym_agent,
     complete_config,
     made_environments,
-    shape_of,
 )
 from esper.simic.training.trainee import AnyStep
 from esper.tamiyo.policy.recurrent import FlatObservation
@@ -46,7 +45,7 @@ class GymShard:
         self.config = spec.config()
         self.environments = made_environments(self.config, spec.begin, spec.end)
         # A learner that never learns: its policy and its moments are what acts.
-        agent = build_gym_agent(self.config, shape_of(self.environments), CPU)
+        agent = build_gym_agent(self.config, self.environments.shape, CPU)
         parts = agent.policy, agent.moments, self.config.world.seed, CPU
         rows = spec.begin, spec.end, spec.total
         self.actor: PolicyActor[FlatObservation] = (
@@ -104,10 +103,9 @@ class RemoteGymTrainee(GymRounds):
     ):
         super().__init__()
         one = made_environments(config, 0, 1)
-        shape = shape_of(one)
         one.close()
         self.config = complete_config(config)
-        self.agent = build_gym_agent(self.config, shape, device)
+        self.agent = build_gym_agent(self.config, one.shape, device)
         self._check, lag, rounds = check, actors.lag, config.world.rounds
         self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
         specs = actor_specs(self.config, self.cuts, lag == 0)
