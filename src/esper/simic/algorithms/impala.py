@@ -111,14 +111,14 @@ class ImpalaConfig(AlgorithmConfig):
             return None
         from esper.simic.distributed.cluster import ActorSettings
 
-        actors = ActorSettings(self.actors, self.ray_address, self.lag_in_effect)
+        actors = ActorSettings(self.actors, self.ray_address, self.lag_in_effect, check)
         if config.gymnasium.gym is not None:
-            from esper.simic.training.remote_gym import RemoteGymTrainee
+            from esper.simic.training.gym_trainee import RemoteGymTrainee
 
-            return RemoteGymTrainee(config, actors, device, check)
-        from esper.simic.training.remote_growth import RemoteGrowthTrainee
+            return RemoteGymTrainee(config, actors, device)
+        from esper.simic.training.growth_trainee import RemoteGrowthTrainee
 
-        return RemoteGrowthTrainee(config, actors, device, resume, check)
+        return RemoteGrowthTrainee(config, actors, device, resume)
 
 
 register(

@@ -23,6 +23,7 @@ def masked_cart_pole(**arguments: Any) -> Env[Any, Any]:
     """CartPole without its velocities, which must be inferred from earlier observations."""
     environment = CartPoleEnv(**arguments)
     box = environment.observation_space
+    assert isinstance(box, spaces.Box)
     positions = spaces.Box(box.low[POSITIONS], box.high[POSITIONS])
     return TransformObservation(environment, itemgetter(POSITIONS), positions)
 
