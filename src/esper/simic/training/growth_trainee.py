@@ -40,7 +40,6 @@ from esper.simic.training.actor_specs import (
     joined_rollout,
     with_data,
 )
-from esper.simic.training.decisions import Decision, RemoteDecision, WatchedActor
 from esper.simic.training.recorder import Recorder, RoundSummary
 from esper.simic.training.setup import (
     build_agent,
@@ -52,6 +51,7 @@ from esper.simic.training.setup import (
     policy_dtype,
     resolve_tasks,
 )
+from esper.simic.training.step_events import Decision, WatchedActor
 from esper.simic.training.trainee import AnyStep, Trainee
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -175,10 +175,10 @@ class GrowthTrainee(GrowthRounds):
     ) -> Rollout[Observation]:
         """See ``Trainee.collect``."""
         actor = WatchedActor(self.actor)
-        self.recorder = Recorder(hub, self.environment, number, actor)
+        self.recorder = Recorder(hub, self.environment, number)
 
         def note_step(t: int, actions: Tensor, step: Step) -> None:
-            self.recorder.step(t, actions, step)
+            self.recorder.step(t, actions, step, actor.last)
             on_step(step)
 
         with self.agent.actor.policy.frozen_weights() if self.agent else nullcontext():
@@ -331,16 +331,15 @@ class RemoteGrowthTrainee(GrowthRounds):
         last = {
             n: concatenation([one["after"][n] for one in contents], 0) for n in contents[0]["after"]
         }
-        decision = RemoteDecision()
-        self.recorder = Recorder(hub, self.layout, number, decision)
+        self.recorder = Recorder(hub, self.layout, number)
         observations = rollout.observation.tensors()
         for t in range(self.steps):
-            decision.last = _decision(rollout, telemetry.ops[:, t], t)
             now: StepTelemetry = element(telemetry, t, self.steps)
             done = t + 1 == self.steps
             following = last if done else {n: x[t + 1] for n, x in observations.items()}
             step = Step(Observation.from_tensors(following), now.reward, done, now.report)
-            self.recorder.step(t, rollout.actions[t], step)
+            decision = _decision(rollout, telemetry.ops[:, t], t)
+            self.recorder.step(t, rollout.actions[t], step, decision)
             on_step(step)
             if t % STEPS_AT_ONCE == STEPS_AT_ONCE - 1:
                 hub.flush()
