@@ -8,9 +8,9 @@ import torch
 from gymnasium import spaces
 
 from esper.leyline.config import unflatten
-from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import collect
-from esper.simic.gym.vector_environment import GymEnvironments
+from esper.simic.gym.vector_environment import GymEnvironments, Shape
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
 

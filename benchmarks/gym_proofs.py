@@ -25,8 +25,8 @@ import torch
 from reporting import kept, made_on, new_parser, publish, table
 
 from esper.leyline.config import TrainConfig, unflatten
-from esper.simic.gym.agent import Shape, gym_agent
-from esper.simic.gym.evaluation import play
+from esper.simic.gym.agent import gym_agent
+from esper.simic.gym.collect import play
 from esper.simic.gym.memory_tasks import register
 from esper.simic.gym.vector_environment import GymEnvironments, make
 from esper.simic.run.checkpoint import load_checkpoint
@@ -140,9 +140,7 @@ def ours(proof: Proof, seed: int, work: Path) -> Result:
         path = run_training(config, proof.algorithm).path
     made = make(proof.gym, arguments_of(proof.args), EPISODES)
     environments = GymEnvironments(made, EVALUATION_SEED)
-    features = environments.features
-    shape = Shape(features.width, environments.actions.options, features.measured)
-    agent = gym_agent(config, shape, torch.device("cpu"))
+    agent = gym_agent(config, environments.shape, torch.device("cpu"))
     agent.begin(torch.arange(1), 0)
     per_round = config.world.envs * config.gymnasium.rollout_steps
     steps, returns = [], []

@@ -30,8 +30,8 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.simic.rollout import Rollout
 from esper.simic.run.run_directory import machine_fingerprint
-from esper.simic.training.decisions import WatchedActor
 from esper.simic.training.recorder import Recorder
+from esper.simic.training.step_events import WatchedActor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.backends import Backend
@@ -263,7 +263,7 @@ class Loop:
             actor.begin(self.environment.environments, self.episode)
         self.held.enter_context(self.agent.policy.frozen_weights())
         self.actor = WatchedActor(self.agent)
-        self.recorder = Recorder(self.hub, self.environment, self.episode, self.actor)
+        self.recorder = Recorder(self.hub, self.environment, self.episode)
         self.rollout: Rollout[Observation] | None = None
         self.t = 0
 
@@ -280,7 +280,7 @@ class Loop:
         actions = self.script.act(self.observation, self.t)[0]
         step = self.environment.step(actions)
         self.rollout.outcome(self.t, step.reward, step.done)
-        self.recorder.step(self.t, actions, step)
+        self.recorder.step(self.t, actions, step, self.actor.last)
         self._wait()
         self.steps.append(time.perf_counter() - begin)
         self.policy += acted - begin

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from esper.scripts.entry import run_guarded
-from esper.simic.run.checkpoint import agent_parts, load_latest, save
+from esper.simic.run.checkpoint import load_latest, save
 from esper.simic.run.identity import Identity
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.setup import build_agent
@@ -48,7 +48,7 @@ def ship(run: Path, name: str) -> Path:
         content["offline"] = {"episodes": trained.recorded}
     (folder / RUN).write_text(json.dumps(content, indent=2) + "\n")
     features = trained.checkpoint.features or FeatureNames.current()
-    fresh = agent_parts(build_agent(trained.settings, torch.device("cpu"), features=features))
+    fresh = build_agent(trained.settings, torch.device("cpu"), features=features).state()
     parts = {**fresh, **{part: trained.checkpoint.parts[part] for part in KEPT}}
     save(folder, trained.checkpoint.round, parts, 0, 1, Identity(run=stored["id"]), features)
     load_latest(folder)

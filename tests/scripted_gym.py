@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 from esper.leyline.config import TrainConfig, unflatten
-from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.ppo import PPOAgent
 
@@ -74,8 +74,6 @@ def config_with(**settings: Any) -> TrainConfig:
 
 def agent_for(environments: GymEnvironments, **settings: Any) -> PPOAgent:
     """A learner that is about to act in the environments."""
-    features = environments.features
-    shape = Shape(features.width, environments.actions.options, features.measured)
-    agent = gym_agent(config_with(**settings), shape, CPU)
+    agent = gym_agent(config_with(**settings), environments.shape, CPU)
     agent.begin(torch.arange(environments.count), 0)
     return agent

@@ -16,8 +16,7 @@ from esper.simic.actor import snapshot
 from esper.simic.distributed.remote_actors import ShardProcess
 from esper.simic.distributed.wire import as_arrays, as_tensors
 from esper.simic.training.actor_specs import actor_specs, data_from_files, joined_rollout
-from esper.simic.training.growth_trainee import GrowthTrainee
-from esper.simic.training.remote_growth import GrowthShard
+from esper.simic.training.growth_trainee import GrowthShard, GrowthTrainee
 from esper.simic.training.setup import resolve_tasks
 from esper.simic.training.vectorized import train_impala
 from esper.tamiyo.policy.features import Observation
@@ -87,7 +86,7 @@ def test_noise_is_as_wide_as_the_widest_host_of_the_round_needs() -> None:
     config = unflatten(
         {**SMALL, "envs": 6, "task": ["digits_deep", "digits_shift"], "algorithm": "impala"}
     )
-    weights = as_arrays(snapshot(GrowthTrainee(config, "impala", (CPU,)).agent))  # type: ignore[arg-type]
+    weights = snapshot(GrowthTrainee(config, "impala", (CPU,)).agent)  # type: ignore[arg-type]
     for spec in actor_specs(config, [2, 2, 2], True):
         shard = GrowthShard(spec, {})
         shard.collect(1, weights, None)

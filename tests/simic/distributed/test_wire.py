@@ -9,9 +9,9 @@ from torch import Tensor
 
 from esper.leyline.errors import UsageError
 from esper.simic.distributed.cluster import check_address
-from esper.simic.distributed.placed_actor import PlacedActor
 from esper.simic.distributed.wire import as_arrays, as_tensors, element, size_of, stack
 from esper.simic.gym.collect import collect
+from esper.simic.training.actor_specs import PlacedActor
 from scripted_gym import agent_for, scripted
 
 

@@ -13,7 +13,7 @@ from esper.simic.advantage import GroupedEstimator
 from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
-from esper.simic.impala.estimator import VTraceEstimator
+from esper.simic.impala import VTraceEstimator
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import Observation

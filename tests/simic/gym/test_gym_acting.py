@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.simic.gym.collect import collect
-from esper.simic.gym.evaluation import play
+from esper.simic.gym.collect import collect, play
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation

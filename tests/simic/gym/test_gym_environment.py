@@ -8,8 +8,14 @@ from gymnasium import spaces
 
 from esper.leyline.errors import UsageError
 from esper.simic.gym import memory_tasks as tasks
-from esper.simic.gym.spaces import Actions, actions_of, features_of
-from esper.simic.gym.vector_environment import GymEnvironments, make
+from esper.simic.gym.vector_environment import (
+    Actions,
+    GymEnvironments,
+    actions_of,
+    features_of,
+    make,
+    shape_of,
+)
 from scripted_gym import OPTIONS, Scripted, scripted
 
 tasks.register()
@@ -39,11 +45,10 @@ TWO = spaces.Discrete(2)
     ],
 )
 def test_observations_become_flat_features(space, observation, expected) -> None:
-    features = features_of(Shown(space, TWO))
-    row = np.full(features.width, np.nan, np.float32)
-    features.write(observation, row)
-    assert row.tolist() == expected
-    assert features.measured == isinstance(space, spaces.Box)
+    shape = shape_of(Shown(space, TWO))
+    assert features_of(space, observation).tolist() == expected
+    assert shape.inputs == len(expected)
+    assert shape.measured == isinstance(space, spaces.Box)
 
 
 @pytest.mark.parametrize(

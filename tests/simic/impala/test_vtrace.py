@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.advantage import generalised_advantages
-from esper.simic.impala.vtrace import VTrace, vtrace
+from esper.simic.impala import VTrace, vtrace
 
 F64 = torch.float64
 

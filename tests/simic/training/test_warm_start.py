@@ -14,9 +14,8 @@ from esper.simic.offline.offline_run import learn_offline
 from esper.simic.records.episodes import read_episodes
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
-from esper.simic.training.setup import build_agent
+from esper.simic.training.setup import build_agent, initial_checkpoint
 from esper.simic.training.vectorized import resume_ppo, run_training
-from esper.simic.training.warm_start import initial_checkpoint
 from esper.tamiyo.policy import features
 from esper.tamiyo.policy_box import cards
 from small_runs import SMALL, assert_same

@@ -88,8 +88,7 @@ class ImpalaConfig(AlgorithmConfig):
 
     def learner_arguments(self, learner: LearnerConfig) -> dict[str, Any]:
         """See ``AlgorithmConfig.learner_arguments``: V-trace, and the copy that acts if it lags."""
-        from esper.simic.impala.estimator import VTraceEstimator
-        from esper.simic.impala.lagged_actor import LaggedActor
+        from esper.simic.impala import LaggedActor, VTraceEstimator
 
         with_vtrace = self.correction == "vtrace"
         decay = learner.discount, learner.trace_decay
@@ -112,14 +111,14 @@ class ImpalaConfig(AlgorithmConfig):
             return None
         from esper.simic.distributed.cluster import ActorSettings
 
-        actors = ActorSettings(self.actors, self.ray_address, self.lag_in_effect)
+        actors = ActorSettings(self.actors, self.ray_address, self.lag_in_effect, check)
         if config.gymnasium.gym is not None:
-            from esper.simic.training.remote_gym import RemoteGymTrainee
+            from esper.simic.training.gym_trainee import RemoteGymTrainee
 
-            return RemoteGymTrainee(config, actors, device, check)
-        from esper.simic.training.remote_growth import RemoteGrowthTrainee
+            return RemoteGymTrainee(config, actors, device)
+        from esper.simic.training.growth_trainee import RemoteGrowthTrainee
 
-        return RemoteGrowthTrainee(config, actors, device, resume, check)
+        return RemoteGrowthTrainee(config, actors, device, resume)
 
 
 register(

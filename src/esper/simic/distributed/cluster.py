@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -50,11 +50,13 @@ class ActorSettings:
         count: number of actors.
         address: head node of their cluster, see ``Cluster``.
         lag: largest number of updates by which their weights may be behind.
+        check: called while waiting for them; may raise.
     """
 
     count: int
     address: str | None
     lag: int
+    check: Callable[[], None]
 
 
 class ActorsLost(RuntimeError):

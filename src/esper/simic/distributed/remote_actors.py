@@ -21,10 +21,11 @@ from esper.leyline.notices import notice
 from esper.simic.distributed.cluster import (
     PROCESS_SECONDS,
     START_SECONDS,
+    ActorSettings,
     ActorsLost,
     Cluster,
 )
-from esper.simic.distributed.wire import size_of
+from esper.simic.distributed.wire import as_arrays, as_tensors, size_of
 
 POLL_SECONDS = 0.5
 """Longest wait before a stop signal is noticed and the head node is tried."""
@@ -51,12 +52,12 @@ class Shard(Protocol):
 
         Args:
             number: number of the rollout, part of the key of every random draw.
-            weights: weights and moments to act with, as arrays.
+            weights: weights and moments to act with.
             before: state of the environments at the end of the last rollout, as this function
                 returned it; None if there was none.
 
         Returns:
-            the rollout and the state of the environments after it, as arrays.
+            the rollout and the state of the environments after it.
         """
         ...
 
@@ -75,8 +76,7 @@ class Delivery:
 
     Attributes:
         version: number of updates after which the weights were those that acted.
-        rollout: see ``Shard.collect``.
-        after: state of the environments after it.
+        rollout, after: see ``Shard.collect``; as arrays.
         process: where it was collected.
     """
 
@@ -108,10 +108,10 @@ class ShardProcess:
         return self._get_shard().describe()
 
     def collect(self, number: int, version: int, weights: dict[str, Any], before: Any) -> Delivery:
-        """See ``Shard.collect``."""
-        return Delivery(
-            version, *self._get_shard().collect(number, weights, before), self.process()
-        )
+        """See ``Shard.collect``; what travels has arrays for tensors."""
+        shard = self._get_shard()
+        rollout, after = as_arrays(shard.collect(number, as_tensors(weights), as_tensors(before)))
+        return Delivery(version, rollout, after, self.process())
 
     def _get_shard(self) -> Shard:
         # The setting belongs to the thread, and ray may call from several.
@@ -120,13 +120,13 @@ class ShardProcess:
         return self._shard
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Remote:
     """An actor as the learner sees it.
 
     Attributes:
         handle: ray's handle.
-        process: its process, as far as is known.
+        process: its process, as far as is known; None until it has started.
         next: number of the rollout that it is given next.
         after: state of its environments after its last rollout.
         call: the rollout in progress.
@@ -135,7 +135,7 @@ class _Remote:
     """
 
     handle: Any
-    process: ActorProcess
+    process: ActorProcess | None = None
     next: int = 1
     after: Any = None
     call: Any = None
@@ -152,9 +152,8 @@ class RemoteActors:
     learner updates.
 
     Args:
-        cluster: where they run.
+        settings: how many there are, and where.
         make, specs, shared: see ``ShardProcess``; one actor per spec.
-        lag: most updates by which the weights of a rollout may be behind.
         last: number of the last rollout.
         environments: number of environments of all actors.
 
@@ -162,38 +161,39 @@ class RemoteActors:
         descriptions: see ``Shard.describe``, of each actor.
 
     Raises:
-        UsageError: a shard cannot be built, the cluster has no room for the actors, or they or the
-            head node were lost before the first rollout.
+        UsageError: there is no cluster, a shard cannot be built, the cluster has no room for the
+            actors, or they or the head node were lost before the first rollout.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
+        settings: ActorSettings,
         make: Callable[[Any, Any], Shard],
         specs: Sequence[Any],
         shared: Any,
-        lag: int,
         last: int,
         environments: int,
     ):
-        self.cluster, self.ray, self.lag, self.last = cluster, cluster.ray, lag, last
+        self.lag, self.last, self._check = settings.lag, last, settings.check
         self._environments = environments
-        remote = self.ray.remote(
-            num_cpus=1,
-            max_restarts=-1,
-            max_task_retries=MAX_REPEATS,
-            concurrency_groups={"pings": 1},
-        )(ShardProcess)
-        # Kept: an actor that is started again is made from it again.
-        self._shared = self.ray.put(shared)
-        handles = [remote.remote(make, spec, self._shared) for spec in specs]
+        self.cluster = Cluster(settings.address, settings.count)
+        self.ray = self.cluster.ray
+        self._actors: list[_Remote] = []
         try:
-            processes = self._processes(handles)
-            self._actors = [_Remote(*pair) for pair in zip(handles, processes, strict=True)]
+            remote = self.ray.remote(
+                num_cpus=1,
+                max_restarts=-1,
+                max_task_retries=MAX_REPEATS,
+                concurrency_groups={"pings": 1},
+            )(ShardProcess)
+            # Kept: an actor that is started again is made from it again.
+            self._shared = self.ray.put(shared)
+            self._actors = [_Remote(remote.remote(make, spec, self._shared)) for spec in specs]
+            for actor, process in zip(self._actors, self._processes(), strict=True):
+                actor.process = process
             self.descriptions = self._descriptions()
         except BaseException as error:
-            for handle in handles:
-                self.ray.kill(handle)
+            self.close()
             if isinstance(error, ActorsLost):
                 raise UsageError(f"actors: {error}") from error
             raise
@@ -202,17 +202,21 @@ class RemoteActors:
     def begin(self, number: int, states: Sequence[Any]) -> None:
         """Begin with rollout ``number``, of environments in the given states."""
         for actor, state in zip(self._actors, states, strict=True):
-            actor.next, actor.after = number, state
+            actor.next, actor.after = number, as_arrays(state)
 
     def collect(
-        self, number: int, weights: dict[str, Any], check: Callable[[], None]
-    ) -> list[Delivery]:
+        self, number: int, weights: dict[str, Any]
+    ) -> tuple[list[Any], list[Any], float | None]:
         """The rollouts ``number``, one per actor, which are collected with the latest weights.
 
         Args:
             number: number of the round, one more than in the call before.
-            weights: weights and moments after update ``number - 1``, as arrays.
-            check: called while waiting; may raise.
+            weights: weights and moments after update ``number - 1``.
+
+        Returns:
+            the rollouts and the states after them, see ``Shard.collect``; and the mean number of
+            updates by which their weights were behind, None without a lag: then all rounds are
+            collected with the weights that learn.
 
         Raises:
             ActorsLost: an actor or the head node cannot be reached any more, or the same rollout
@@ -220,9 +224,10 @@ class RemoteActors:
             UsageError: an actor met a mistake in the input.
         """
         while not self.cluster.check():
-            check()
+            self._check()
             time.sleep(POLL_SECONDS)
-        version, reference = number - 1, self.ray.put(weights)
+        arrays = as_arrays(weights)
+        version, reference = number - 1, self.ray.put(arrays)
         while True:
             for actor in self._actors:
                 self._dispatch(actor, version, reference)
@@ -233,7 +238,7 @@ class RemoteActors:
             ready, _ = self.ray.wait(
                 list(calls), num_returns=1, timeout=POLL_SECONDS, fetch_local=False
             )
-            check()
+            self._check()
             if not ready:
                 self._check_alive(list(calls.values()))
             elif not self.cluster.check():
@@ -244,13 +249,20 @@ class RemoteActors:
         deliveries = [actor.deliveries.popleft() for actor in self._actors]
         if not self._has_announced:
             self._has_announced = True
-            self._announce(deliveries, size_of(weights))
-        return deliveries
+            size = sum(size_of((one.rollout, one.after)) for one in deliveries)
+            notice(
+                f"ray: the rollout of an environment has {size // self._environments:,} bytes, "
+                f"and the weights after an update have {size_of(arrays):,} bytes"
+            )
+        lag = fmean(version - one.version for one in deliveries) if self.lag else None
+        rollouts = [as_tensors(one.rollout) for one in deliveries]
+        return rollouts, [as_tensors(one.after) for one in deliveries], lag
 
     def close(self) -> None:
-        """End the actors."""
+        """End the actors and leave the cluster."""
         for actor in self._actors:
             self.ray.kill(actor.handle)
+        self.cluster.close()
 
     # --- rollouts -----------------------------------------------------------------------------
 
@@ -258,12 +270,8 @@ class RemoteActors:
         """Let an idle actor begin its next rollout, if the weights are new enough for it."""
         due = actor.next <= self.last and actor.next - 1 - version <= self.lag
         if actor.call is None and due:
-            actor.call = self._call(actor, version, weights)
+            actor.call = actor.handle.collect.remote(actor.next, version, weights, actor.after)
             actor.next += 1
-
-    def _call(self, actor: _Remote, version: int, weights: Any, number: int | None = None) -> Any:
-        number = actor.next if number is None else number
-        return actor.handle.collect.remote(number, version, weights, actor.after)
 
     def _receive(self, actor: _Remote, version: int, weights: Any) -> None:
         errors = self.ray.exceptions
@@ -278,36 +286,25 @@ class RemoteActors:
             if not self.cluster.check():
                 # Nothing is known of the actor until the head node answers.
                 time.sleep(POLL_SECONDS)
-                actor.call = self._call(actor, version, weights, number)
+                actor.call = actor.handle.collect.remote(number, version, weights, actor.after)
                 return
             raise ActorsLost(
                 f"{self._name(actor)} was lost {MAX_REPEATS + 1} times in rollout {number} "
                 f"({first_line(error)[:LONGEST_REASON]})"
             ) from error
-        if delivery.process != actor.process:
-            old, new = actor.process, delivery.process
+        old, new = actor.process, delivery.process
+        if old is not None and new != old:
             notice(
                 f"ray: {self._name(actor)} was lost (process {old.number} on {old.host}) and "
                 f"started again (process {new.number} on {new.host}); rollout {number} was "
                 "collected again"
             )
-        actor.process, actor.after, actor.call = delivery.process, delivery.after, None
+        actor.process, actor.after, actor.call = new, delivery.after, None
         actor.pending_ping = None
         actor.deliveries.append(delivery)
 
     def _name(self, actor: _Remote) -> str:
-        index = next(i for i, candidate in enumerate(self._actors) if candidate is actor)
-        return f"actor {index + 1} of {len(self._actors)}"
-
-    def _announce(self, deliveries: list[Delivery], weights: int) -> None:
-        """Print what a round transports."""
-        rollouts = sum(
-            size_of(delivery.rollout) + size_of(delivery.after) for delivery in deliveries
-        )
-        notice(
-            f"ray: the rollout of an environment has {rollouts // self._environments:,} bytes, "
-            f"and the weights after an update have {weights:,} bytes"
-        )
+        return f"actor {self._actors.index(actor) + 1} of {len(self._actors)}"
 
     # --- whether they live --------------------------------------------------------------------
 
@@ -329,16 +326,17 @@ class RemoteActors:
                         f"{self._name(actor)} has answered nothing for {SILENT_SECONDS:.0f} s"
                     )
             if actor.pending_ping is None:
-                actor.pending_ping = self._ping(actor.handle), time.monotonic()
+                actor.pending_ping = self._ping(actor), time.monotonic()
 
-    def _ping(self, handle: Any) -> Any:
-        return handle.process.options(concurrency_group="pings").remote()
+    @staticmethod
+    def _ping(actor: _Remote) -> Any:
+        return actor.handle.process.options(concurrency_group="pings").remote()
 
     # --- the start ----------------------------------------------------------------------------
 
-    def _processes(self, handles: list[Any]) -> list[ActorProcess]:
+    def _processes(self) -> list[ActorProcess]:
         """The processes of the actors, once all have started."""
-        pings = [self._ping(handle) for handle in handles]
+        pings = [self._ping(actor) for actor in self._actors]
         begin = time.monotonic()
         ready: list[Any] = []
         while len(ready) < len(pings):
@@ -383,11 +381,3 @@ class RemoteActors:
             raise UsageError(
                 f"actors: an actor died while it built its environments ({reason})"
             ) from error
-
-
-def mean_lag(deliveries: Sequence[Delivery], number: int, most: int) -> float | None:
-    """Mean number of updates by which the weights of round ``number`` were behind.
-
-    None if ``most`` is 0: then all rounds are collected with the weights that learn.
-    """
-    return fmean(number - 1 - one.version for one in deliveries) if most else None

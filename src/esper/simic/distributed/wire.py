@@ -1,6 +1,6 @@
 """What travels between the learner and its actors: nested values whose tensors are numpy arrays."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -31,15 +31,9 @@ def on_device(value: Any, device: torch.device) -> Any:
 
 def size_of(value: Any) -> int:
     """Bytes of all arrays in ``value``."""
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(size_of(part) for part in value.values())
-    if isinstance(value, list | tuple):
-        return sum(size_of(part) for part in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return sum(size_of(getattr(value, f.name)) for f in fields(value))
-    return 0
+    sizes: list[int] = []
+    _map(value, lambda x: sizes.append(x.nbytes), np.ndarray)
+    return sum(sizes)
 
 
 def stack(values: list[Any]) -> Any:
@@ -83,12 +77,8 @@ def _map(value: Any, change: Callable[[Any], Any], kind: type) -> Any:
     if isinstance(value, dict):
         return {name: _map(part, change, kind) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_each(value, change, kind))
+        return type(value)(_map(part, change, kind) for part in value)
     if is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: _map(getattr(value, f.name), change, kind) for f in fields(value)}
         return type(value)(**parts)
     return value
-
-
-def _each(values: Iterable[Any], change: Callable[[Any], Any], kind: type) -> Iterable[Any]:
-    return (_map(part, change, kind) for part in values)

@@ -1,12 +1,13 @@
 """The learner of a Gymnasium task."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
 from esper.leyline.config import TrainConfig
 from esper.simic.graphs import agent_class
+from esper.simic.gym.vector_environment import Shape
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
@@ -48,21 +49,6 @@ class FlatMoments:
 
 SMALLEST_DEVIATION = 1e-8
 """Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a policy's inputs and outputs.
-
-    Attributes:
-        inputs: number of features of an observation.
-        options: number of options of each head.
-        measured: whether features are quantities, which are normalised, rather than one-hot.
-    """
-
-    inputs: int
-    options: tuple[int, ...]
-    measured: bool
 
 
 def gym_agent(

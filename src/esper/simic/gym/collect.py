@@ -1,11 +1,10 @@
-"""Collecting a fixed number of steps of every environment, across the ends of episodes."""
+"""Acting in Gymnasium environments: rollouts across the ends of episodes, and evaluation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from esper.simic.actor import PolicyActor
 from esper.simic.gym.vector_environment import Episode, GymEnvironments
@@ -26,27 +25,6 @@ class GymStep:
     count: int
     done: bool
     ended: list[Episode]
-
-
-class _Outcomes:
-    """Rewards and episode ends of a rollout, kept in CPU memory and copied to the device once."""
-
-    def __init__(self, length: int, count: int):
-        self.rewards = np.zeros((length, count))
-        self.terminated, self.truncated, self.valid = np.zeros((3, length, count), dtype=np.bool_)
-
-    def write(self, t: int, environments: GymEnvironments, over: NDArray[np.bool_]) -> None:
-        """Store the outcome of step ``t``; the environments ``over [N]`` were only reset."""
-        self.rewards[t] = environments.reward
-        self.terminated[t] = environments.terminated
-        self.truncated[t] = environments.truncated & ~environments.terminated
-        self.valid[t] = ~over
-
-    def put_into(self, rollout: Rollout[FlatObservation]) -> None:
-        """Copy the outcomes into ``rollout``."""
-        for name in ("rewards", "terminated", "truncated"):
-            getattr(rollout, name).copy_(torch.from_numpy(getattr(self, name)))
-        rollout.valid = torch.from_numpy(self.valid)
 
 
 def collect(
@@ -72,24 +50,60 @@ def collect(
     """
     actor.continue_rollout(environments.identities.to(actor.device), number)
     hidden = actor.hidden
-    outcomes = _Outcomes(length, environments.count)
+    # In CPU memory, copied to the device once.
+    rewards = np.zeros((length, environments.count))
+    terminated, truncated, over = np.zeros((3, length, environments.count), dtype=np.bool_)
     rollout: Rollout[FlatObservation] | None = None
     with actor.policy.frozen_weights():
         for t in range(length):
-            observation = environments.observation.to(actor.device)
-            over = environments.over.copy()
+            observation, over[t] = environments.observation.to(actor.device), environments.over
             actions, log_prob, value = actor.act(observation, t)
             rollout = rollout or Rollout(length, observation, actions)
             rollout.write(t, observation, actions, log_prob, value)
             environments.step(actions.cpu().numpy())
-            outcomes.write(t, environments, over)
-            if over.any():
-                actor.reset_state(torch.from_numpy(over).to(actor.device))
+            rewards[t], terminated[t] = environments.reward, environments.terminated
+            truncated[t] = environments.truncated & ~environments.terminated
+            if over[t].any():
+                actor.reset_state(torch.from_numpy(over[t]).to(actor.device))
             if on_step is not None:
                 on_step(GymStep(environments.count, t + 1 == length, environments.ended))
         assert rollout is not None
         rollout.last_observation = environments.observation.to(actor.device)
         rollout.last_value = actor.value(rollout.last_observation)
-    outcomes.put_into(rollout)
-    rollout.hidden = hidden
+    rollout.rewards.copy_(torch.from_numpy(rewards))
+    rollout.terminated.copy_(torch.from_numpy(terminated))
+    rollout.truncated.copy_(torch.from_numpy(truncated))
+    rollout.valid, rollout.hidden = torch.from_numpy(~over), hidden
     return rollout
+
+
+def play(
+    actor: PolicyActor[FlatObservation], environments: GymEnvironments, greedy: bool = True
+) -> list[Episode]:
+    """Play one episode of every environment; the actor's recurrent state is restored afterwards.
+
+    Args:
+        actor: the actor.
+        environments: environments that nothing else uses; reset by this function.
+        greedy: whether to take the most probable action rather than draw one.
+
+    Returns:
+        the first episode of each environment.
+    """
+    state = actor.hidden, actor.greedy
+    actor.greedy = greedy
+    environments.reset()
+    actor.begin(torch.arange(environments.count, device=actor.device), 0)
+    first: dict[int, Episode] = {}
+    step = 0
+    with actor.policy.frozen_weights():
+        while len(first) < environments.count:
+            actions, _, _ = actor.act(environments.observation.to(actor.device), step)
+            over = torch.from_numpy(environments.over.copy())
+            environments.step(actions.cpu().numpy())
+            actor.reset_state(over.to(actor.device))
+            for episode in environments.ended:
+                first.setdefault(episode.environment, episode)
+            step += 1
+    actor.hidden, actor.greedy = state
+    return [first[i] for i in range(environments.count)]

@@ -5,30 +5,27 @@ bit that the action must repeat ``length`` steps later ("memory length" in Osban
 suite for reinforcement learning", 2020).
 """
 
+from operator import itemgetter
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import Env, ObservationWrapper, spaces
+from gymnasium import Env, spaces
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
 POSITIONS = [0, 2]
 """Indices of the cart's position and the pole's angle in CartPole's observation."""
 
 
-class MaskedCartPole(ObservationWrapper[Any, Any, Any]):
+def masked_cart_pole(**arguments: Any) -> Env[Any, Any]:
     """CartPole without its velocities, which must be inferred from earlier observations."""
-
-    def __init__(self, **arguments: Any):
-        super().__init__(CartPoleEnv(**arguments))
-        box = self.env.observation_space
-        assert isinstance(box, spaces.Box)
-        self.observation_space = spaces.Box(box.low[POSITIONS], box.high[POSITIONS])
-
-    def observation(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Position and angle."""
-        return observation[POSITIONS]
+    environment = CartPoleEnv(**arguments)
+    box = environment.observation_space
+    assert isinstance(box, spaces.Box)
+    positions = spaces.Box(box.low[POSITIONS], box.high[POSITIONS])
+    return TransformObservation(environment, itemgetter(POSITIONS), positions)
 
 
 class MemoryChain(Env[NDArray[np.int64], np.int64]):
@@ -74,13 +71,12 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
 
 def register() -> None:
     """Register the tasks for ``gymnasium.make``, once per process."""
-    module = __name__
     if "esper/MemoryChain-v0" in gymnasium.registry:
         return
     gymnasium.register(
         "esper/MaskedCartPole-v0",
-        f"{module}:MaskedCartPole",
+        f"{__name__}:masked_cart_pole",
         max_episode_steps=500,
         reward_threshold=450.0,
     )
-    gymnasium.register("esper/MemoryChain-v0", f"{module}:MemoryChain", reward_threshold=0.9)
+    gymnasium.register("esper/MemoryChain-v0", f"{__name__}:MemoryChain", reward_threshold=0.9)

@@ -1,24 +1,169 @@
 """N Gymnasium environments in lockstep; each is reset in the step after its episode ends.
 
+Observations are flat features, and actions are one integer per head.
+
 An episode is a function of its seed and its actions; its seed is a function of the run's seed, the
 environment and the episode number. An environment is therefore saved as its episode number and the
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import Env
+from gymnasium import Env, spaces
+from numpy.typing import NDArray
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
-from esper.simic.gym.spaces import Actions, Features, actions_of, features_of
 from esper.tamiyo.policy.recurrent import FlatObservation
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+
+MAX_FEATURES = 1_000_000
+MAX_OPTIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a policy's inputs and outputs.
+
+    Attributes:
+        inputs: number of features of an observation.
+        options: number of options of each head.
+        measured: whether features are quantities, which are normalised, rather than one-hot.
+    """
+
+    inputs: int
+    options: tuple[int, ...]
+    measured: bool
+
+
+def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
+    """An observation as flat features: the values of a Box, else one-hot encoded."""
+    if isinstance(space, spaces.Box):
+        return np.asarray(observation).reshape(-1)
+    return np.asarray(spaces.flatten(space, observation))
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Conversion of the heads' choices to actions.
+
+    Attributes:
+        options: number of options of each head.
+        starts: smallest value of each component of an action.
+        shape: shape of an action in the environment; None for a single integer.
+    """
+
+    options: tuple[int, ...]
+    starts: tuple[int, ...]
+    shape: tuple[int, ...] | None
+
+    def of(self, choices: Integers) -> Sequence[Any]:
+        """The environments' actions for the choices ``[N, heads]``."""
+        actions = choices + np.array(self.starts)
+        if self.shape is None:
+            return actions[:, 0].tolist()
+        return list(actions.reshape(len(actions), *self.shape))
+
+    def write_mask(self, mask: Any, rows: Bools) -> None:
+        """Write an environment's ``action_mask`` to ``rows [heads, widest]``.
+
+        Args:
+            mask: ``[n]`` for Discrete; for MultiDiscrete one such array per head, or all of them
+                concatenated. Values above 0 are legal. None makes every option legal.
+            rows: bool ``[heads, widest]``, overwritten.
+
+        Raises:
+            ValueError: the mask has another shape, or leaves a head without a legal option.
+        """
+        if mask is None:
+            rows[:] = _all_legal(self.options)
+            return
+        rows[:] = False
+        parts = self._parts(mask)
+        for row, part, count in zip(rows, parts, self.options, strict=True):
+            if part.shape != (count,):
+                raise ValueError(f"has a part of shape {part.shape} for {count} options")
+            row[:count] = part
+        if not rows.any(1).all():
+            raise ValueError(f"leaves action {int(rows.any(1).argmin())} without an option")
+
+    def _parts(self, mask: Any) -> list[Any]:
+        if isinstance(mask, tuple | list) and len(self.options) > 1:
+            if len(mask) != len(self.options):
+                raise ValueError(f"has {len(mask)} parts for {len(self.options)} actions")
+            return [np.asarray(part) > 0 for part in mask]
+        flat = np.asarray(mask).reshape(-1) > 0
+        if len(flat) != sum(self.options):
+            raise ValueError(f"has {len(flat)} numbers, not {sum(self.options)}")
+        return np.split(flat, np.cumsum(self.options)[:-1])
+
+
+@cache
+def _all_legal(options: tuple[int, ...]) -> Bools:
+    """The mask in which every option is legal, for heads with ``options``, ``[heads, widest]``."""
+    mask = np.arange(max(options)) < np.array(options)[:, None]
+    mask.flags.writeable = False
+    return mask
+
+
+def shape_of(env: Env[Any, Any]) -> Shape:
+    """The sizes of a policy that acts in ``env``.
+
+    Raises:
+        UsageError: Esper does not support one of the spaces, or it is too large.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
+        raise _refusal(env, "observations", space, "Box, Discrete or MultiDiscrete")
+    width = spaces.flatdim(space)
+    if not 1 <= width <= MAX_FEATURES:
+        raise UsageError(
+            f"gym: observations of {_name(env)} are {width} numbers; Esper takes 1 to "
+            f"{MAX_FEATURES}"
+        )
+    return Shape(width, actions_of(env).options, isinstance(space, spaces.Box))
+
+
+def actions_of(env: Env[Any, Any]) -> Actions:
+    """The conversion of choices to actions of ``env``.
+
+    Raises:
+        UsageError: the space is not a Discrete or MultiDiscrete, or is too large.
+    """
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        actions = Actions((int(space.n),), (int(space.start),), None)
+    elif isinstance(space, spaces.MultiDiscrete):
+        options, starts = (tuple(x.reshape(-1).tolist()) for x in (space.nvec, space.start))
+        actions = Actions(options, starts, space.shape)
+    else:
+        actions = Actions((), (), None)
+    if not 0 < sum(actions.options) <= MAX_OPTIONS:
+        kinds = f"Discrete or MultiDiscrete with at most {MAX_OPTIONS} options"
+        raise _refusal(env, "actions", space, kinds)
+    return actions
+
+
+def _refusal(env: Env[Any, Any], what: str, space: Any, kinds: str) -> UsageError:
+    text = " ".join(str(space).split())
+    return UsageError(
+        f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {kinds}; wrap the environment"
+    )
+
+
+def _name(env: Env[Any, Any]) -> str:
+    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +192,8 @@ class GymEnvironments:
         first: identity of the first environment; those of the others follow.
 
     Attributes:
+        shape: sizes of a policy that acts in them.
+        actions: conversion of choices to actions.
         identities: identities of the environments, int64 ``[N]``.
         observation: the current observations; overwritten by the next step.
         reward: rewards of the last step, float64 ``[N]``.
@@ -62,11 +209,11 @@ class GymEnvironments:
     def __init__(self, environments: list[Env[Any, Any]], seed: int, first: int = 0):
         self.environments, self.seed = environments, seed
         self.identities = torch.arange(first, first + len(environments))
-        self.features: Features = features_of(environments[0])
-        self.actions: Actions = actions_of(environments[0])
-        count, heads = len(environments), len(self.actions.options)
-        self._features = np.zeros((count, self.features.width), dtype=np.float32)
-        self._masks = np.zeros((count, heads, self.actions.widest), dtype=np.bool_)
+        self.shape, self.actions = shape_of(environments[0]), actions_of(environments[0])
+        self._space = environments[0].observation_space
+        count, options = len(environments), self.shape.options
+        self._features: Floats = np.zeros((count, self.shape.inputs), dtype=np.float32)
+        self._masks: Bools = np.zeros((count, len(options), max(options)), dtype=np.bool_)
         self.observation = FlatObservation(
             torch.from_numpy(self._features), torch.from_numpy(self._masks)
         )
@@ -86,7 +233,7 @@ class GymEnvironments:
         for i in range(self.count):
             self._begin(i, 0)
 
-    def step(self, choices: np.ndarray[Any, Any]) -> None:
+    def step(self, choices: Integers) -> None:
         """Take one step in every environment; those that are ``over`` are reset instead.
 
         Args:
@@ -138,7 +285,7 @@ class GymEnvironments:
         Raises:
             UsageError: the mask is invalid.
         """
-        self.features.write(observation, self._features[i])
+        self._features[i] = features_of(self._space, observation)
         over = self.terminated[i] or self.truncated[i]
         # No action is chosen in a final state, where some environments allow no option at all.
         mask = None if over else info.get("action_mask")

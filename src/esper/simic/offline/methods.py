@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig
 from esper.leyline.metrics import Metric
 from esper.simic.advantage import Estimates
-from esper.simic.impala.vtrace import vtrace
+from esper.simic.impala import vtrace
 from esper.simic.loss import ppo_loss, weighted_mean
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import ADVANTAGE_FLOOR

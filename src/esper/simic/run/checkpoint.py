@@ -104,13 +104,8 @@ class Checkpoint:
     features: FeatureNames | None
 
 
-def agent_parts(agent: PPOAgent[Any]) -> dict[str, dict[str, Any]]:
-    """The state of an agent by part; the optimizer state is by parameter name."""
-    return agent.state()
-
-
 def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> None:
-    """Restore the state of an agent from what ``agent_parts`` returned.
+    """Restore the state of an agent from what ``PPOAgent.state`` returned.
 
     Raises:
         UnusableRun: the checkpoint belongs to another network.

@@ -1,32 +1,39 @@
-"""The trainee of a Gymnasium task: environments and their learner."""
+"""The trainees of a Gymnasium task, with environments in this process or in those of actors."""
 
 import json
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, shown, unflatten
 from esper.leyline.errors import UsageError, first_line
-from esper.leyline.events import SCHEMA_VERSION, GymEpisodes, TrainingStarted, numbers
+from esper.leyline.events import GymEpisodes, numbers
 from esper.nissa.hub import Hub
-from esper.simic.gym.agent import Shape, gym_agent
+from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.distributed.cluster import ActorSettings
+from esper.simic.distributed.remote_actors import RemoteActors
+from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, make
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
 from esper.simic.ppo import PPOAgent
-from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
-from esper.simic.run.checkpoint import agent_parts, restore_agent
+from esper.simic.training.actor_specs import ActorSpec, actor_specs, concatenation, joined_rollout
 from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype
-from esper.simic.training.trainee import AnyStep
+from esper.simic.training.trainee import AnyStep, Trainee
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
+
+State = dict[str, dict[str, Tensor]]
+"""State of environments and of the policy's memory of them, as in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,77 +57,43 @@ class GymSummary:
     metrics: dict[str, float | None]
 
 
-class GymRounds(ABC):
+class GymRounds(Trainee):
     """What a run on a Gymnasium task tells of its rounds, wherever the environments are.
 
-    Attributes:
-        agent: the learner.
+    Args:
+        config: settings of the run, with ``gym`` set.
+        shape: sizes of the task's observations and actions.
+        device: device of the policy; environments run on the CPU.
     """
 
     backend_name = "gymnasium"
-
-    config: TrainConfig
     agent: PPOAgent[FlatObservation]
 
-    def __init__(self) -> None:
+    def __init__(self, config: TrainConfig, shape: Shape, device: torch.device):
+        threads = config.machine.threads or 1
+        resolved = {"plugin": plugin_paths(config), "threads": threads}
+        self.config = unflatten({**resolved, **config.algorithm.resolved()}, config)
+        self.policy, self.operation_threads = config.method.algorithm, threads
+        self.agent = build_gym_agent(self.config, shape, device)
+        self.precision = Precision(device.type)
         self._episodes: list[Episode] = []
-        self._boundary: dict[str, dict[str, Any]] = {}
+        self._boundary: State = {}
 
     @property
     def steps(self) -> int:
         """See ``Trainee``."""
         return self.config.gymnasium.rollout_steps
 
-    @property
-    def count(self) -> int:
-        """See ``Trainee``."""
-        return self.config.world.envs
-
-    @property
-    def data_digests(self) -> dict[str, str]:
-        """See ``Trainee``; empty, because an environment makes its own."""
-        return {}
-
-    @property
-    def operation_threads(self) -> int:
-        """See ``Trainee``."""
-        return self.config.machine.threads or 1
-
-    @property
-    def precision(self) -> Precision:
-        """See ``Trainee``."""
-        return Precision(self.agent.device.type)
-
-    def start_event(self, time: float, done: int) -> TrainingStarted:
-        """See ``Trainee.start_event``."""
-        name = self.config.gymnasium.gym
-        assert name is not None
-        return TrainingStarted(
-            time=time,
-            schema=SCHEMA_VERSION,
-            round=done,
-            rounds=self.config.world.rounds,
-            tasks=[name],
-            policy=self.config.method.algorithm,
-            envs=self.count,
-            group_size=1,
-            episode_length=self.steps,
-            slots=[[]],
-            host_parameters=[0],
-            device=self.config.machine.device,
-            amp_enabled=False,
-            gym=name,
-            level=self.config.output.telemetry_level,
-            amp_policy_dtype=self.agent.policy.amp_dtype_name,
-        )
-
-    def amp_scale(self) -> float | None:
-        """See ``Trainee.amp_scale``; always None, because environments compute no losses."""
-        return None
-
-    def record(self, number: int, rollout: Rollout[FlatObservation]) -> RoundRecord | None:
-        """See ``Trainee.record``."""
-        return None
+    def description(self) -> dict[str, Any]:
+        """See ``Trainee.description``."""
+        return {
+            "tasks": [self.config.gymnasium.gym],
+            "group_size": 1,
+            "slots": [[]],
+            "host_parameters": [0],
+            "device": self.config.machine.device,
+            "gym": self.config.gymnasium.gym,
+        }
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
@@ -138,7 +111,7 @@ class GymRounds(ABC):
                 terminated=[e.terminated for e in episodes],
             )
         )
-        self._boundary = self.own_parts()
+        self._boundary = self.state()
         return GymSummary(
             number,
             len(episodes),
@@ -148,17 +121,40 @@ class GymRounds(ABC):
             metrics,
         )
 
-    def parts(self) -> dict[str, dict[str, Any]]:
-        """See ``Trainee.parts``.
+    @abstractmethod
+    def state(self) -> State:
+        """State of the environments, and of the policy's memory of them, at the end of a round."""
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Restore what ``state`` returned.
+
+        Raises:
+            RuntimeError, ValueError, KeyError, TypeError: it is that of another task.
+        """
+
+    def environment_parts(self) -> dict[str, dict[str, Any]]:
+        """See ``Trainee.environment_parts``.
 
         Environments and recurrent state are those at the end of the last round, even if the next
         round has begun. The learner changes only between rounds.
         """
-        return agent_parts(self.agent) | self._boundary
+        return self._boundary
 
-    @abstractmethod
-    def own_parts(self) -> dict[str, dict[str, Any]]:
-        """State of the environments, and of the policy's memory of them, at the end of a round."""
+    def restore_environments(self, parts: dict[str, dict[str, Any]]) -> None:
+        """See ``Trainee.restore_environments``."""
+        if "environments" not in parts:
+            return  # a run with actors that ended in its first round
+        try:
+            self.load({name: parts[name] for name in ("environments", "memory")})
+        except UsageError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+            reason = first_line(error)
+            raise UsageError(
+                f"resume: the checkpoint belongs to another task ({reason})"
+            ) from error
+        self._boundary = self.state()
 
 
 class GymTrainee(GymRounds):
@@ -173,13 +169,10 @@ class GymTrainee(GymRounds):
     """
 
     def __init__(self, config: TrainConfig, device: torch.device):
-        super().__init__()
         self.environments = made_environments(config, 0, config.world.envs)
-        self.config = complete_config(config)
-        self.agent = build_gym_agent(self.config, shape_of(self.environments), device)
-        self.environments.reset()
-        self.agent.actor.begin(self.environments.identities.to(device), 0)
-        self._boundary = self.own_parts()
+        super().__init__(config, self.environments.shape, device)
+        begin(self.environments, self.agent.actor)
+        self._boundary = self.state()
 
     def collect(
         self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
@@ -193,38 +186,127 @@ class GymTrainee(GymRounds):
 
         return collect(self.environments, self.agent.actor, self.steps, number, note_step)
 
-    def own_parts(self) -> dict[str, dict[str, Any]]:
-        """See ``GymRounds``."""
-        hidden = {str(i): state.clone() for i, state in enumerate(self.agent.actor.hidden)}
-        return {
-            "environments": self.environments.state(),
-            "memory": hidden,
-        }
+    def state(self) -> State:
+        """See ``GymRounds.state``."""
+        return state_of(self.environments, self.agent.actor)
 
-    def restore(self, parts: dict[str, dict[str, Any]]) -> None:
-        """See ``Trainee.restore``."""
-        restore_agent(self.agent, parts)
-        if "environments" not in parts:
-            return  # a run with actors that ended in its first round
-        try:
-            hidden = tuple(parts["memory"][str(i)] for i in range(len(parts["memory"])))
-            actor = self.agent.actor
-            actor.hidden = tuple(
-                state.copy_(source) for state, source in zip(actor.hidden, hidden, strict=True)
-            )
-            self.environments.load(parts["environments"])
-        except UsageError:
-            raise
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            reason = first_line(error)
-            raise UsageError(
-                f"resume: the checkpoint belongs to another task ({reason})"
-            ) from error
-        self._boundary = self.own_parts()
+    def load(self, state: State) -> None:
+        """See ``GymRounds.load``."""
+        begin(self.environments, self.agent.actor, state)
 
     def close(self) -> None:
         """See ``Trainee.close``."""
         self.environments.close()
+
+
+class GymShard:
+    """Environments of a Gymnasium task in the process of an actor; see ``Shard``.
+
+    Args:
+        spec: what to build.
+        shared: nothing.
+    """
+
+    def __init__(self, spec: ActorSpec, shared: None):
+        self.config = spec.config()
+        self.environments = made_environments(self.config, spec.begin, spec.end)
+        # A learner that never learns: its policy and its moments are what acts.
+        agent = build_gym_agent(self.config, self.environments.shape, CPU)
+        self.actor = spec.actor(agent.policy, agent.moments, self.config.world.seed)
+        self.number: int | None = None
+
+    def describe(self) -> None:
+        """See ``Shard.describe``."""
+
+    def collect(self, number: int, weights: dict[str, Any], before: Any) -> tuple[Any, Any]:
+        """See ``Shard.collect``. Environments that this process did not leave are restored."""
+        load_snapshot(self.actor, weights)
+        if self.number is None or self.number != number - 1:
+            begin(self.environments, self.actor, before)
+        self.number = None
+        episodes: list[list[Episode]] = []
+        steps = self.config.gymnasium.rollout_steps
+        rollout = collect(
+            self.environments, self.actor, steps, number, lambda step: episodes.append(step.ended)
+        )
+        self.number = number
+        result = {"rollout": rollout.state(), "ended": episodes}
+        return result, state_of(self.environments, self.actor)
+
+
+class RemoteGymTrainee(GymRounds):
+    """Environments of actors and the policy that learns their task; see ``Trainee``.
+
+    Args:
+        config: settings of the run, with ``gym`` set.
+        actors: where and how the environments run.
+        device: device of the learner.
+
+    Raises:
+        UsageError: a setting is invalid, or the actors cannot be started.
+    """
+
+    def __init__(self, config: TrainConfig, actors: ActorSettings, device: torch.device):
+        one = made_environments(config, 0, 1)
+        one.close()
+        super().__init__(config, one.shape, device)
+        world = config.world
+        self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
+        specs = actor_specs(self.config, self.cuts, actors.lag == 0)
+        self.actors = RemoteActors(actors, GymShard, specs, None, world.rounds, world.envs)
+
+    def collect(
+        self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]
+    ) -> Rollout[FlatObservation]:
+        """See ``Trainee.collect``. The steps are told when all actors have delivered the round."""
+        self._episodes = []
+        contents, after, lag = self.actors.collect(number, snapshot(self.agent))
+        self._last = _together(after)
+        for t in range(self.steps):
+            episodes = [episode for one in contents for episode in one["ended"][t]]
+            self._episodes += episodes
+            on_step(GymStep(self.count, t + 1 == self.steps, episodes))
+        states = [one["rollout"] for one in contents]
+        rollout = joined_rollout(FlatObservation, states, self.agent.device)
+        rollout.lag = lag
+        return rollout
+
+    def state(self) -> State:
+        """See ``GymRounds.state``."""
+        return self._last
+
+    def load(self, state: State) -> None:
+        """See ``GymRounds.load``. Whether the environments fit, the actors find out."""
+        self._last = state
+        self.actors.begin(self.agent.updates + 1, _apart(state, self.cuts))
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""
+        self.actors.close()
+
+
+def begin(
+    environments: GymEnvironments, actor: PolicyActor[FlatObservation], state: State | None = None
+) -> None:
+    """Begin the first episodes with an empty memory, or continue from what ``state_of`` returned.
+
+    Raises:
+        RuntimeError, ValueError, KeyError: the state is that of another task.
+        UsageError: see ``GymEnvironments.load``.
+    """
+    actor.begin(environments.identities.to(actor.device), 0)
+    if state is None:
+        environments.reset()
+        return
+    for hidden, source in zip(actor.hidden, state["memory"].values(), strict=True):
+        hidden.copy_(source)
+    environments.load(state["environments"])
+
+
+def state_of(environments: GymEnvironments, actor: PolicyActor[FlatObservation]) -> State:
+    """The state of environments, and of an actor's memory of them."""
+    memory = {str(i): state.clone() for i, state in enumerate(actor.hidden)}
+    return {"environments": environments.state(), "memory": memory}
 
 
 def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironments:
@@ -238,19 +320,6 @@ def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironme
     register()
     environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
     return GymEnvironments(environments, config.world.seed, begin)
-
-
-def shape_of(environments: GymEnvironments) -> Shape:
-    """The sizes that a policy for the environments has."""
-    features = environments.features
-    return Shape(features.width, environments.actions.options, features.measured)
-
-
-def complete_config(config: TrainConfig) -> TrainConfig:
-    """The settings, completed with the values that depend on the machine."""
-    threads = config.machine.threads or 1
-    settings = {"plugin": plugin_paths(config), "threads": threads, **config.algorithm.resolved()}
-    return unflatten(settings, config)
 
 
 def build_gym_agent(
@@ -279,3 +348,28 @@ def arguments_of(texts: tuple[str, ...]) -> dict[str, Any]:
         except ValueError:
             arguments[name] = value
     return arguments
+
+
+def _together(states: Sequence[State]) -> State:
+    """One state of the environments of all actors."""
+    return {
+        part: {
+            name: concatenation([state[part][name] for state in states], int(part == "memory"))
+            for name in states[0][part]
+        }
+        for part in states[0]
+    }
+
+
+def _apart(state: State, cuts: Sequence[int]) -> list[State]:
+    """The inverse of ``_together``, for actors with ``cuts`` environments."""
+    lengths = state["environments"]["lengths"]
+    actions = [int(part.sum()) for part in lengths.split(list(cuts))]
+    states: list[State] = [{part: {} for part in state} for _ in cuts]
+    for part, tensors in state.items():
+        for name, x in tensors.items():
+            sizes = actions if name == "actions" else list(cuts)
+            pieces = x.split(sizes, int(part == "memory"))
+            for one, piece in zip(states, pieces, strict=True):
+                one[part][name] = piece
+    return states

@@ -1,10 +1,8 @@
 """Events and summary of a round of growth."""
 
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -27,8 +25,7 @@ from esper.leyline.stages import Stage
 from esper.nissa.hub import Hub
 from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import Step, StepReport, seeds_entering
-from esper.simic.training.decisions import Decision, DecisionRecord, DecisionSource
-from esper.simic.training.step_events import StepRecord
+from esper.simic.training.step_events import Decision, StepRecord
 from esper.tolaria.governor import Reason
 
 
@@ -75,26 +72,18 @@ class Recorder:
         hub: receives the events.
         environment: environments whose steps are recorded.
         round_number: number of the round, from 1.
-        actor: actor whose decisions are recorded; None for no decisions.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        environment: GrowthLayout,
-        round_number: int,
-        actor: DecisionSource | None = None,
-    ):
+    def __init__(self, hub: Hub, environment: GrowthLayout, round_number: int):
         self.hub, self.environment, self.round = hub, environment, round_number
-        self.actor = actor
         self._rewards: list[Tensor] = []
         self._rollbacks: list[Tensor] = []
         self._twin_scores: list[Tensor] = []
         self._stages: list[tuple[Tensor, Tensor, Tensor]] = []
         self.last: Step | None = None
 
-    def step(self, t: int, actions: Tensor, step: Step) -> None:
-        """Record step ``t`` (from 0)."""
+    def step(self, t: int, actions: Tensor, step: Step, decision: Decision | None) -> None:
+        """Record step ``t`` (from 0), and the decision for its actions if it is known."""
         if self.last is None:
             self._emit_start()
         self.last = step
@@ -106,47 +95,28 @@ class Recorder:
         if self.hub.wants(GovernorRollback):
             self._emit_rollbacks(t, report)
         if self.hub.wants(EpochCompleted):
-            self._emit_step(t, actions, step)
+            self._emit_step(t, actions, step, decision)
 
     @property
     def twin_scores(self) -> Tensor:
         """Score of each environment's twin after each step so far, ``[T, N]``."""
         return torch.stack(self._twin_scores)
 
-    def _emit_step(self, t: int, actions: Tensor, step: Step) -> None:
+    def _emit_step(self, t: int, actions: Tensor, step: Step, decision: Decision | None) -> None:
         """Have the events of a step made by the telemetry thread.
 
         On CUDA the tensors are stacked and copied behind the step's kernels, before those of the
         next step are queued, and the telemetry thread waits for the copy.
         """
-        decision = self.actor.last if self.actor and self.hub.wants(DecisionsMade) else None
-        heads = None if decision is None else decision.actions.shape[1]
-        stack = partial(self._stack, actions, step.reward, step.report, decision)
-        read = partial(self._records, time.time(), t, heads)
+        if not self.hub.wants(DecisionsMade):
+            decision = None
+        tensors = self.environment.environments, actions, step.reward, step.report, decision
+        moment = time.time(), self.round, t + 1
         if self.environment.device.type == "cpu":
-            self.hub.emit_later(lambda: _events(read(stack())))
+            self.hub.emit_later(lambda: StepRecord(*moment, *StepRecord.stack(*tensors)).events())
         else:
-            copy = HostCopy(stack())
-            self.hub.emit_later(lambda: _events(read(copy.wait())))
-
-    def _stack(
-        self, actions: Tensor, reward: Tensor, report: StepReport, decision: Decision | None
-    ) -> list[Tensor]:
-        """What is recorded of the decisions of a step and of the step, on the device."""
-        step = StepRecord.stack(self.environment.environments, actions, reward, report)
-        return step if decision is None else [*decision.stack(), *step]
-
-    def _records(
-        self, now: float, t: int, heads: int | None, parts: list[Tensor]
-    ) -> "list[StepRecord | DecisionRecord]":
-        """The records of a step in the order of their events; ``heads`` is None if one is alone."""
-        if heads is None:
-            return [StepRecord(now, self.round, t + 1, *parts)]
-        numbers, choices, *step = parts
-        return [
-            DecisionRecord(now, self.round, t + 1, numbers, choices, heads),
-            StepRecord(now, self.round, t + 1, *step),
-        ]
+            copy = HostCopy(StepRecord.stack(*tensors))
+            self.hub.emit_later(lambda: StepRecord(*moment, *copy.wait()).events())
 
     def _emit_start(self) -> None:
         tasks = self.environment.current_tasks
@@ -259,7 +229,3 @@ def _list(values: Tensor) -> list[Any]:
     """A tensor as a list; floats are encoded as event numbers."""
     items: list[Any] = values.tolist()
     return numbers(items) if values.is_floating_point() else items
-
-
-def _events(records: "Iterable[StepRecord | DecisionRecord]") -> Iterator[Event]:
-    return chain.from_iterable(record.events() for record in records)

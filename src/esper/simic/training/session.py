@@ -166,7 +166,7 @@ class Session:
         hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
 
     def _announce(self, hub: Hub, done: int) -> None:
-        hub.emit(self.trainee.start_event(time.time(), done))
+        hub.emit(self.trainee.start_event(done))
         self._note_events(hub)
         self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
 

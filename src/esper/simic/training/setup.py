@@ -3,6 +3,7 @@
 Also the arithmetic of a device, and the error of one with too little memory.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ from esper.simic.growth.layout import GrowthLayout
 from esper.simic.growth.step import GrowthConfig
 from esper.simic.loss import resolve_mode
 from esper.simic.ppo import PPOAgent
-from esper.simic.run.checkpoint import Checkpoint
-from esper.simic.training.warm_start import initial_run
+from esper.simic.run.checkpoint import Checkpoint, load_latest
+from esper.simic.run.run_directory import stored_config
+from esper.simic.run.unusable_run import UnusableRun
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import FeatureNames, Observation
+from esper.tamiyo.policy_box import learned_path
 from esper.tamiyo.random_actor import RandomActor
 from esper.tamiyo.try_and_keep import RuleActor
 from esper.tolaria.backends.choice import NAMES as BACKENDS
@@ -240,6 +243,52 @@ def compile_mode(name: str, device: torch.device) -> str:
             "leave --compile out"
         )
     return mode
+
+
+def initial_run(name: str) -> str:
+    """Run directory of the initial policy: one in the box by its name, else the path of a run."""
+    box_path = learned_path(name)
+    if box_path is not None:
+        return os.path.realpath(box_path)
+    try:
+        return absolute_path(name)
+    except ValueError:  # a null byte: no path, which initial_checkpoint refuses
+        return name
+
+
+def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
+    """The checkpoint of the policy that learning starts from; None for random weights.
+
+    Raises:
+        UsageError: the run has no usable checkpoint, or its network is another.
+    """
+    if config.learner.initial_policy is None:
+        return None
+    run = Path(initial_run(config.learner.initial_policy))
+    try:
+        is_run = (run / "config.json").is_file()
+    except (OSError, ValueError):
+        is_run = False
+    if not is_run:
+        raise UsageError(
+            f"initial_policy: {config.learner.initial_policy} is not a run directory; esper runs "
+            "lists your runs, and esper policies the policies that come with Esper"
+        )
+    try:
+        settings, _ = stored_config(run)
+        if settings.gymnasium.gym is not None:
+            raise UsageError(
+                f"initial_policy: {run} was trained on {settings.gymnasium.gym}; give a growth run"
+            )
+        width, expectation = settings.learner.lstm_hidden, config.learner.lstm_hidden
+        if width != expectation:
+            raise UsageError(
+                f"initial_policy: the LSTM of {run} has width {width}, not {expectation}; give "
+                f"--lstm-hidden {width}"
+            )
+        return load_latest(run)
+    except UnusableRun as error:
+        raise UsageError(f"initial_policy: {error.reason}") from error
 
 
 def build_agent(
