@@ -163,7 +163,7 @@ def joined_rollout(
         states: what ``Rollout.state`` returned, of each actor in order.
         device: device of the result, except for ``valid``.
     """
-    contents = {name: _joined(name, [state[name] for state in states]) for name in states[0]}
+    contents = {name: _concatenation(name, [state[name] for state in states]) for name in states[0]}
     tensors = {n: x if n == "valid" else on_device(x, device) for n, x in contents.items()}
     return Rollout.from_state(kind, tensors)
 
@@ -175,7 +175,7 @@ def concatenation(parts: Sequence[Tensor], dim: int) -> Tensor:
     return merge(first, order).movedim(0, dim).contiguous()
 
 
-def _joined(name: str, parts: Sequence[Any]) -> Any:
+def _concatenation(name: str, parts: Sequence[Any]) -> Any:
     """The parts of a rollout that are called ``name``, of all actors."""
     dim = 0 if name.startswith("last_") else 1
     if parts[0] is None:

@@ -262,12 +262,12 @@ class GrowthShard:
 
     def _op_probabilities(self, hidden: list[RecurrentState], masks: ActionMasks) -> list[Tensor]:
         """The probability of each op in every step, each ``[N, ops]``."""
-        compute, spread = self.policy.op_probability_function(), self.actor.spread
+        compute, actor = self.policy.op_probability_function(), self.actor
         probabilities = []
         for t, state in enumerate(hidden):
-            legal = ActionMasks(spread(masks.slots[t]), spread(masks.kinds[t]))
-            ops = compute(tuple(spread(x, 1) for x in state), legal)
-            probabilities.append(self.actor.part(ops))
+            legal = ActionMasks(actor.spread(masks.slots[t]), actor.spread(masks.kinds[t]))
+            ops = compute(tuple(actor.spread(x, 1) for x in state), legal)
+            probabilities.append(actor.part(ops))
         return probabilities
 
 

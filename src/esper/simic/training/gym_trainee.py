@@ -71,8 +71,8 @@ class GymRounds(Trainee):
 
     def __init__(self, config: TrainConfig, shape: Shape, device: torch.device):
         threads = config.machine.threads or 1
-        resolved = {"plugin": plugin_paths(config), "threads": threads}
-        self.config = unflatten({**resolved, **config.algorithm.resolved()}, config)
+        settings = {"plugin": plugin_paths(config), "threads": threads}
+        self.config = unflatten({**settings, **config.algorithm.resolved()}, config)
         self.policy, self.operation_threads = config.method.algorithm, threads
         self.agent = build_gym_agent(self.config, shape, device)
         self.precision = Precision(device.type)

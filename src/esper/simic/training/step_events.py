@@ -166,7 +166,7 @@ class StepRecord:
     def events(self) -> Iterator[Event]:
         """The events of the step, in the order in which they occurred."""
         if self.decisions is not None and self.choices is not None:
-            yield self._decided(self.decisions, self.choices)
+            yield self._decision_event(self.decisions, self.choices)
         yield from self._changes(self.stages[0], self.stages[1])
         yield self._epoch()
         yield from self._contributions()
@@ -178,7 +178,7 @@ class StepRecord:
         )
         yield from self._changes(self.stages[1], self.stages[2])
 
-    def _decided(self, decisions: Tensor, choices: Tensor) -> DecisionsMade:
+    def _decision_event(self, decisions: Tensor, choices: Tensor) -> DecisionsMade:
         values = decisions.round(decimals=_DECISION_DIGITS)
         actions, legal = (part.tolist() for part in choices.tensor_split([len(HEADS)], 1))
         return DecisionsMade(
