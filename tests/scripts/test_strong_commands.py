@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 
 from esper.leyline import disk
 from esper.leyline.disk import lock_file
@@ -23,7 +24,6 @@ from esper.scripts.grow import grow
 from esper.scripts.main import esper
 from esper.simic.run.run_directory import cut_events
 from esper_lab import progress_lines
-from esper_lab.progress_lines import ProgressLines
 from processes import refusal
 
 SOURCE = """
@@ -217,11 +217,13 @@ def test_a_plain_line_says_what_is_done_and_how_long_it_takes(monkeypatch) -> No
     monkeypatch.setattr(progress_lines, "FIRST", 0.01)
     monkeypatch.setattr(progress_lines, "INTERVAL", 0.01)
     seen: list[str] = []
-    with ProgressLines("preparing suite", seen.append) as lines:
+    progress = Progress(disable=True)
+    with progress_lines.progress_lines("preparing suite", progress, seen.append):
         while not seen:
             pass
-        lines.advance("rule", 3, 12)
-        lines.advance("rule", 3, 12)
+        stage = progress.add_task("rule", total=12)
+        progress.advance(stage, 3)
+        progress.advance(stage, 3)
         while len(seen) < 4:
             pass
     assert re.fullmatch(r"preparing suite: \d+ s so far", seen[0])
