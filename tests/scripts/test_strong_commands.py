@@ -24,17 +24,9 @@ from esper.scripts.grow import grow
 from esper.scripts.main import esper
 from esper.simic.run.run_directory import cut_events
 from esper_lab import progress_lines
+from own_modules import SOURCE
 from processes import refusal
 
-SOURCE = """
-from own_modules import ResidualNet, images, loader
-
-def model():
-    return ResidualNet()
-
-def loaders():
-    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
-"""
 FLIPS, CUTS = 40, 10
 
 
