@@ -12,18 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import Layout, Stack
+from esper.kasmina.stack import Layout
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.backends import (
-    SLOT_MEASURES,
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.plan import Seeds
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
+from esper.tolaria.stores import Stack
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from oracles.naive import NaiveHost, NaiveSeed, naive_host

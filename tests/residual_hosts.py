@@ -6,7 +6,7 @@ import random
 import torch
 
 from esper.kasmina import ModuleHost
-from esper.kasmina.stack import Stack
+from esper.tolaria.stores import Stack
 from oracles.residual import CLASSES, IMAGE, ResidualNet
 from support import BLUEPRINT_NAMES, F64, MLP_NAMES, Garden, every_plant, random_stack
 

@@ -28,7 +28,6 @@ from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.seeds import AlphaMode, SeedState
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
 from esper.native.build import NoCompiler
@@ -37,13 +36,15 @@ from esper.runtime.data import Dataset
 from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
-from esper.tolaria.backends import Backend, EpochResult, Minibatches, Optimisation
+from esper.tolaria.backends import Backend, Minibatches, Optimisation
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows, trained_hosts
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
+from esper.tolaria.results import EpochResult
+from esper.tolaria.stores import AdamState, Stack
 from oracles.naive import (
     CONV_BRANCHES,
     MLP_BRANCHES,
@@ -219,6 +220,14 @@ def _has_compiler() -> bool:
     return True
 
 
+needs_avx512 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "AVX2",
+    reason="torch 2.13 corrupts memory in channels_last convolutions on processors without AVX-512",
+)
+needs_bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="torch has no bfloat16 LSTM on this processor",
+)
 needs_native = pytest.mark.skipif(not _has_compiler(), reason="there is no C++ compiler")
 
 backend_name = "torch"

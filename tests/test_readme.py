@@ -160,4 +160,4 @@ def test_flags_of_the_tour_exist() -> None:
     settings = flatten(TrainConfig()) | flatten(defaults_of("gym")) | flatten(defaults_of("impala"))
     known = {name.replace("_", "-") for name in settings} | {"config-json", "resume"}
     flags = {flag.removeprefix("no-") for flag in re.findall(r"--([a-z][a-z-]+)", section)}
-    assert flags - known == {"gym", "records", "sanctum", "seeds"}
+    assert flags - known == {"gym", "model", "records", "sanctum", "seeds", "trust"}

@@ -30,8 +30,8 @@ from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.random_actor import RandomActor
-from esper.tolaria.backends import Scores
 from esper.tolaria.precision import Precision
+from esper.tolaria.results import Scores
 
 STAGES = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 

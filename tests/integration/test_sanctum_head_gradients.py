@@ -19,6 +19,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.training.setup import arithmetic, build_agent, build_environment, resolve_device
 from esper.tamiyo.policy.action_masks import MASKED_LOGIT, MaskedCategorical
 from esper.tamiyo.policy.interface import Policy
+from support import needs_bfloat16
 from synthetic import CPU, picked, synthetic_rollout
 
 SMALL = LearnerConfig(lstm_hidden=16, minibatches=2, ppo_epochs=2)
@@ -102,6 +103,7 @@ def test_an_enclosing_autocast_changes_no_bit_of_an_update(dtype) -> None:
         assert torch.equal(mine, theirs)
 
 
+@needs_bfloat16
 def test_optional_half_precision_applies_only_to_the_trunk(monkeypatch) -> None:
     agent = agent_with(torch.bfloat16)
     seen = ObservationT(agent.policy, monkeypatch)
@@ -177,6 +179,7 @@ def test_a_rollout_in_half_precision_does_not_break_the_next_backward() -> None:
     assert all(p.grad is not None for p in agent.policy.parameters())
 
 
+@needs_bfloat16
 def test_no_cast_is_cached_beyond_the_trunk() -> None:
     """On a CPU a cached cast does no harm today, so the test checks that none is cached."""
     policy = agent_with(torch.bfloat16).policy

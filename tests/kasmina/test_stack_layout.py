@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.stack import AdamState, Field, Layout, Stack, ones, weight, zeros
+from esper.kasmina.stack import Field, Layout, ones, weight, zeros
+from esper.tolaria.stores import AdamState, Stack
 from examples import examples
 from support import CPU, F64, small_engine, small_host
 

@@ -115,6 +115,8 @@ HOMONYMS = {
     "leyline/config": {"learning_rate", "entropy", "clip"},
     "/native/": {"entropy", "loss"},
     "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
+    "runtime/task.py": {"learning_rate"},
+    "tolaria/results.py": {"loss"},
     "scripts/progress.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "own_models/": {"loss", "clip"},

@@ -18,8 +18,8 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS, Style
+from esper.tolaria.stores import Stack
 
 
 def group_norm(channels: int) -> nn.GroupNorm:

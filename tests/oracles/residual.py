@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import ModuleHost, Slot
-from esper.kasmina.stack import Stack
+from esper.tolaria.stores import Stack
 from oracles.naive import NaiveSeed
 
 CLASSES = 4

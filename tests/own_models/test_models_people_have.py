@@ -105,10 +105,11 @@ def test_layers_with_parametrizations_have_slots() -> None:
 def test_classes_of_images_are_on_axis_1_as_in_torch() -> None:
     goal = objective("cross_entropy")
     logits, labels = torch.randn(4, 8, 8, 8), torch.randint(8, (4, 8, 8))
-    assert torch.equal(goal.loss(logits, labels), F.cross_entropy(logits, labels))
+    # The order of the sums depends on the processor.
+    torch.testing.assert_close(goal.loss(logits, labels), F.cross_entropy(logits, labels))
     last = torch.randn(4, 5, 6, 8)
     expected = F.cross_entropy(last.flatten(0, 2), labels[:, :5, :6].flatten())
-    assert torch.equal(goal.loss(last, labels[:, :5, :6]), expected)
+    torch.testing.assert_close(goal.loss(last, labels[:, :5, :6]), expected)
 
 
 def test_a_state_beside_the_batch_does_not_hinder_growth() -> None:

@@ -17,6 +17,7 @@ from esper.leyline.stages import Stage
 from esper.own_models.objectives import Evaluator, objective
 from grown_modules import germinated, quietly_grown
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens, unchanged
+from support import needs_avx512
 
 
 def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
@@ -148,6 +149,7 @@ def test_frozen_parts_and_parts_in_evaluation_mode_stay_as_they_are() -> None:
         grown(ResidualNet().requires_grad_(False))
 
 
+@needs_avx512
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_mixed_precision_and_channels_last(dtype: torch.dtype | None) -> None:
     model = ResidualNet().to(memory_format=torch.channels_last)

@@ -291,9 +291,10 @@ def _with_file(draw: random.Random, content: Any, expected: int | None, *rest: A
     """A case whose settings file has ``content``: bytes, or an object to write as JSON."""
     policy = draw.choice(["ppo", "ppo", "heuristic"])
     encoded = content if isinstance(content, bytes) else json.dumps(content).encode()
-    return Case(
-        ("train", policy, "--config-json", "settings.json"), expected, *rest, content=encoded
-    )
+    # Plugins that a file names run only with --trust.
+    trust = ("--trust",) if b"plugin" in encoded else ()
+    words = ("train", policy, "--config-json", "settings.json", *trust)
+    return Case(words, expected, *rest, content=encoded)
 
 
 def _keyed(draw: random.Random, settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import AdamState, Stack
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
+from esper.tolaria.stores import AdamState, Stack
 from support import (
     IDLE_STAGES,
     LIVES,

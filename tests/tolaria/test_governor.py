@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.governor import Governor, Reason
+from esper.tolaria.results import EpochResult, Scores
+from esper.tolaria.stores import Stack
 from examples import examples
 from oracles.governor import NaiveGovernor
 from support import CPU, assert_identical, random_stack, row_of, small_host

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import Style
+from esper.tolaria.stores import Stack
 from support import (
     F64,
     LIVES,

@@ -8,8 +8,8 @@ import torch
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import Style
 from esper.leyline.stages import ACTING, Stage
-from esper.tolaria.backends import Scores
 from esper.tolaria.engine import Engine
+from esper.tolaria.results import Scores
 from support import (
     F64,
     MLP_NAMES,

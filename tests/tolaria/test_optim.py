@@ -9,10 +9,10 @@ from torch.nn.utils import clip_grad_norm_
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedState
-from esper.kasmina.stack import AdamState
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TUNINGS
 from esper.tolaria.optim import clip_scale, relative_rates, update_
+from esper.tolaria.stores import AdamState
 from oracles.naive import NaiveEnvironment
 from residual_hosts import residual_host
 from support import (

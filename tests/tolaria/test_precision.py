@@ -11,14 +11,16 @@ from torch import Tensor
 from esper.kasmina import blueprints, ops
 from esper.kasmina.blueprints import Blueprint
 from esper.kasmina.hosts.host import Host
-from esper.kasmina.stack import Stack, zeros
+from esper.kasmina.stack import zeros
 from esper.leyline.actions import HEADS, Style
 from esper.simic.growth.environment import GrowthEnv
-from esper.tolaria.backends import EpochResult, HeldBack
+from esper.tolaria.backends import HeldBack
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
 from esper.tolaria.governor import Reason
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision, resolve_precision
+from esper.tolaria.results import EpochResult
+from esper.tolaria.stores import Stack
 from support import (
     CPU,
     LIVES,

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.seeds import SeedSignals
-from esper.kasmina.stack import Stack
 from esper.leyline.errors import UsageError
 from esper.tolaria import precision as scaler
-from esper.tolaria.backends import EpochResult, Scores
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.precision import (
@@ -27,7 +25,8 @@ from esper.tolaria.precision import (
     Precision,
     ScaleTable,
 )
-from esper.tolaria.signals import updated_signals
+from esper.tolaria.results import EpochResult, Scores, updated_signals
+from esper.tolaria.stores import Stack
 from support import (
     CPU,
     LIVES,

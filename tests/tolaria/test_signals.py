@@ -16,14 +16,15 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.newborns import HIDDEN_UNITS, chosen_rows, reference_weights
 from esper.kasmina.seeds import SeedSignals
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import SLOT_MEASURES, Backend, EpochResult
+from esper.tolaria.backends import Backend
 from esper.tolaria.backends.native import NativeBackend
 from esper.tolaria.backends.torch import FunctionalBackend
 from esper.tolaria.precision import LossScales, Precision, ScaleTable
-from esper.tolaria.signals import gradient_health, measured_images, updated_signals
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, gradient_health, updated_signals
+from esper.tolaria.slot_measures import measured_images
+from esper.tolaria.stores import Stack
 from oracles import naive
 from oracles.residual import NaiveResidual
 from residual_hosts import random_numbers, residual_host

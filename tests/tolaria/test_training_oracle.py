@@ -12,8 +12,8 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.rng import Purpose, random_bits, to_integers
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.leyline.stages import Stage
-from esper.tolaria.backends import EpochResult
 from esper.tolaria.plan import CHUNK
+from esper.tolaria.results import EpochResult
 from support import (
     BLUEPRINT_NAMES,
     IDLE_STAGES,

@@ -22,7 +22,7 @@ from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.backends import SLOT_MEASURES, EpochResult
+from esper.tolaria.results import SLOT_MEASURES, EpochResult
 
 SEED = "seed"
 """Name of the submodule that holds a seed."""

@@ -26,8 +26,8 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
 from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS, RuleActor
-from esper.tolaria.backends import SLOT_MEASURES, Measurement, Scores
 from esper.tolaria.governor import DivergenceDetector, Reason
+from esper.tolaria.results import SLOT_MEASURES, Measurement, Scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,9 @@ class Permission:
         Raises:
             UsageError: it is not permitted.
         """
-        same = [file for file in self.files if _is_same(file, path)]
+        equals = [file for file in self.files if _is_same(file, path)]
         namesakes = [file for file in self.files if Path(file).name == Path(path).name]
-        for file in (*same, *namesakes, *([path] if self.trust else [])):
+        for file in (*equals, *namesakes, *([path] if self.trust else [])):
             return file
         raise UsageError(
             f"plugin: {source} names {shown(path)}, which is not executed because data name it; "

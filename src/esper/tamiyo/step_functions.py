@@ -16,9 +16,8 @@ from esper.kasmina.seeds import SeedSignals, SeedState, states_on_host
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Progress, critic_features, host_features, slot_features
-from esper.tolaria.backends import EpochResult, Measurement, Scores
 from esper.tolaria.governor import DivergenceDetector
-from esper.tolaria.signals import updated_signals
+from esper.tolaria.results import EpochResult, Measurement, Scores, updated_signals
 
 
 @dataclass(frozen=True, slots=True)

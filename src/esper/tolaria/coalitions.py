@@ -10,7 +10,8 @@ from torch import Tensor
 
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import moved
-from esper.tolaria.backends import Scores, Variant
+from esper.tolaria.backends import Variant
+from esper.tolaria.results import Scores
 
 MAX_FOR_SHAPLEY = 4
 """With more slots than this, only coalitions of at most two seeds are measured."""

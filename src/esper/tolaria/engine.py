@@ -10,24 +10,17 @@ from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.rng import Purpose, StepBits, random_bits, to_integers, uniform
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import initial_distribution_on, stack_tables
-from esper.kasmina.stack import Stack
 from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Pretraining, Task
-from esper.tolaria.backends import (
-    Backend,
-    EpochResult,
-    Measurement,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import Backend, Minibatches, Optimisation, Variant
 from esper.tolaria.bank import ChannelMove, DataBank, TrainedHosts, channel_moves
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
 from esper.tolaria.plan import Seeds, moved_variants
 from esper.tolaria.precision import LossScales
+from esper.tolaria.results import EpochResult, Measurement, Scores
+from esper.tolaria.stores import Stack
 
 _OUTSIDE_INFERENCE_MODE = partial(torch.inference_mode, False)
 """Context in which backends run, because autograd records nothing in inference mode."""

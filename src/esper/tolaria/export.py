@@ -19,10 +19,10 @@ from esper.kasmina.hosts.module import ModuleHost, across_hosts
 from esper.kasmina.seed_module import NamedTensors
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import Slot, SlotSpec
-from esper.kasmina.stack import Stack
 from esper.leyline.stages import Stage
 from esper.tolaria.backends.torch import branch, seed_views
 from esper.tolaria.plan import Seeds
+from esper.tolaria.stores import Stack
 
 INPUT, OUTPUT = "images", "logits"
 """Names of the exported program's input and output."""

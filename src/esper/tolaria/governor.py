@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from esper.kasmina.stack import Stack
-from esper.tolaria.backends import EpochResult, Scores
+from esper.tolaria.results import EpochResult, Scores
+
+if TYPE_CHECKING:
+    from esper.tolaria.stores import Stack
 
 if TYPE_CHECKING:
     from esper.tolaria.bank import ChannelMove
@@ -143,7 +145,7 @@ class Governor(DivergenceDetector):
         limits: see ``Limits``.
     """
 
-    def __init__(self, stack: Stack, classes: int, limits: Limits | None = None):
+    def __init__(self, stack: "Stack", classes: int, limits: Limits | None = None):
         super().__init__(len(stack.host), stack.host.device, classes, limits)
         self.stack = stack
         self.copies = [store.clone() for store in self._stores()]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import AdamState, Stack
 from esper.runtime.tasks import TUNINGS
 from esper.tolaria.backends import Optimisation
 from esper.tolaria.plan import SlotPlan
+from esper.tolaria.stores import AdamState, Stack
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 

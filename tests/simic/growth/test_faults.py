@@ -26,7 +26,6 @@ from faults import (
 from torch import Tensor
 
 from esper.karn.store import read_events
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig, unflatten
 from esper.leyline.events import EpisodeOutcome, GovernorRollback, PPOUpdateCompleted
@@ -40,6 +39,7 @@ from esper.simic.training.vectorized import run_training
 from esper.tamiyo.policy.features import HOST_FEATURES
 from esper.tolaria.backends import torch as backend
 from esper.tolaria.governor import Reason
+from esper.tolaria.stores import Stack
 from small_runs import SMALL
 from support import (
     CPU,

@@ -30,7 +30,7 @@ from esper.tamiyo.policy.features import (
     slot_features,
     symlog,
 )
-from esper.tolaria.backends import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 from synthetic import random_observation
 
 CPU = torch.device("cpu")

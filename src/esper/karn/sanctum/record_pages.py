@@ -274,7 +274,7 @@ class Scoreboard(View):
             Column("val. acc", 8, lambda score: number_text(score.accuracy), True),
             Column("twin", 5, lambda score: number_text(score.twin), True),
             Column("added", 6, lambda score: count(score.added_parameters), True),
-            Column("kept", 4, _kept, True),
+            Column("kept", 4, _fossil_count, True),
             Column("return", 8, lambda score: number_text(score.episode_return, "+.3f"), True),
         ]
         self.episode_table.show([*front, *episode, *back], self.best, palette.cursor)
@@ -286,5 +286,5 @@ class Scoreboard(View):
         self.post_message(self.Choice(score.round, score.environment))
 
 
-def _kept(score: Score) -> str:
+def _fossil_count(score: Score) -> str:
     return format(score.fossilised, ".2f" if score.environment is None else ".0f")

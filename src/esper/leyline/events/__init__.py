@@ -194,7 +194,7 @@ class SeedSignalsMeasured(StepEvent, tag="SEED_SIGNALS_MEASURED"):
     gradient_norm: list[list[Number]]
     """Gradient norm of the seed's parameters."""
     gradient_health: list[list[Number]]
-    """Gradient health in [0, 1], see ``tolaria.signals``."""
+    """Gradient health in [0, 1], see ``tolaria.results``."""
 
 
 class SeedEvent(StepEvent):

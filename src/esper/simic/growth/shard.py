@@ -22,11 +22,12 @@ from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price, utility
 from esper.tamiyo.step_functions import ActionOutcome, TorchStep
-from esper.tolaria.backends import SLOT_MEASURES, Backend, EpochResult, Measurement, Scores
+from esper.tolaria.backends import Backend
 from esper.tolaria.bank import DataBank
 from esper.tolaria.engine import Engine, Rows
 from esper.tolaria.governor import Governor, Reason
 from esper.tolaria.precision import LossScales
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, Measurement, Scores
 
 TWIN_STREAM = 1 << 30
 """First identity of a twin, above the identities of all environments."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Observation
-from esper.tolaria.backends import Scores
+from esper.tolaria.results import Scores
 
 
 @dataclass(frozen=True, slots=True)

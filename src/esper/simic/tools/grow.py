@@ -37,11 +37,11 @@ from esper.simic.training.setup import build_agent, control
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
-from esper.tolaria.backends import Scores
 from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.export import committed_seeds, difference, grown_network
 from esper.tolaria.governor import Reason
 from esper.tolaria.precision import Precision
+from esper.tolaria.results import Scores
 
 CONTROLS = ("heuristic", "rule", "never")
 DEFAULT = "rule"

@@ -14,7 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tolaria.backends import SLOT_MEASURES
+from esper.tolaria.results import SLOT_MEASURES
 
 HISTORY = 5
 """Number of previous steps whose validation scores are in the observation."""

@@ -1,17 +1,17 @@
 """Interface of the backends, which train and validate N hosts: what they take and measure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 # Not ``import torch``: that is also the name of a module of this package.
 from torch import Tensor, contiguous_format, empty, index_select
 
-from esper.kasmina.blueprints import LastLayer
-from esper.kasmina.stack import Stack
 from esper.runtime.data import Augmentation
 from esper.tolaria.plan import Seeds, Variant
 from esper.tolaria.precision import LossScales
+from esper.tolaria.results import EpochResult, Scores
+from esper.tolaria.stores import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,121 +80,7 @@ def _compact(x: Tensor) -> Tensor:
     return x.clone(memory_format=contiguous_format)
 
 
-SLOT_MEASURES = (
-    "gradient",
-    "gradient_ratio",
-    "activation",
-    "active_share",
-    *(f"gain_{layer.name.lower()}" for layer in LastLayer),
-)
-"""Measurements of a slot without a seed, in order:
-
-- ``gradient``: norm of the gradient of a prediction's loss with respect to the activation at the
-  slot, as a root mean square over the predictions of the measured images.
-- ``gradient_ratio``: gradient norm of the parameters of the block feeding the slot over their norm,
-  the ratio of Auto-RGN (Lee et al., "Surgical fine-tuning improves adaptation to distribution
-  shifts", ICLR 2023); also measured where the learning rate is 0.
-- ``activation``: root mean square of the activation.
-- ``active_share``: fraction of its elements that are above 0.
-- ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
-
-``signals.measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all
-its images.
-"""
-
-
-@dataclass(slots=True)
-class EpochResult:
-    """Measurements of an epoch of training.
-
-    Attributes:
-        loss: mean cross-entropy, nats, ``[N]``.
-        accuracy: fraction of correct training predictions, ``[N]``.
-        host_gradient_norm: gradient norm in the last minibatch before clipping, ``[N]``. With loss
-            scaling, in the last minibatch without overflow; NaN where all overflowed.
-        seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
-        seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
-        slots: ``SLOT_MEASURES`` of the last minibatch in slots where no seed was computed, ``[N, S,
-            len(SLOT_MEASURES)]``; NaN elsewhere. Not finite where that minibatch overflowed.
-        unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
-            scale can still be reduced, bool ``[N]``; it does not count as divergence. None without
-            scaling.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
-    host_gradient_norm: Tensor
-    seed_gradient_norm: Tensor
-    seed_tensor_norms: list[Tensor]
-    slots: Tensor
-    unmeasured: Tensor | None = None
-
-    def map(self, function: Callable[..., Tensor], *more: "EpochResult") -> "EpochResult":
-        """Apply ``function`` to each measurement together with the same measurements of ``more``.
-
-        The result has no ``unmeasured``.
-        """
-        results = (self, *more)
-        parts = {
-            name: function(*(getattr(result, name) for result in results)) for name in _MEASUREMENTS
-        }
-        tensors = zip(*(result.seed_tensor_norms for result in results), strict=True)
-        return EpochResult(**parts, seed_tensor_norms=[function(*norms) for norms in tensors])
-
-    def forget(self, rows: Tensor) -> None:
-        """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
-        valid = self.map(lambda x: x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), float("nan")))
-        self.seed_tensor_norms = valid.seed_tensor_norms
-        for name in _MEASUREMENTS:
-            setattr(self, name, getattr(valid, name))
-
-
-_MEASUREMENTS = "loss", "accuracy", "host_gradient_norm", "seed_gradient_norm", "slots"
-"""Tensors of an ``EpochResult`` that are always there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Validation scores of each row, ``[R]``.
-
-    Attributes:
-        loss: mean cross-entropy, nats.
-        accuracy: fraction of images whose most probable class is the true one.
-        expected: expected accuracy, the mean probability of the true class.
-    """
-
-    loss: Tensor
-    accuracy: Tensor
-    expected: Tensor
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
-        """The scores with ``function`` applied to each tensor."""
-        return Scores(function(self.loss), function(self.accuracy), function(self.expected))
-
-    def put(self, rows: Tensor, scores: "Scores") -> None:
-        """Overwrite ``rows``, int64 ``[M]``, in place with ``scores``, ``[M]``."""
-        self.loss[rows] = scores.loss
-        self.accuracy[rows] = scores.accuracy
-        self.expected[rows] = scores.expected
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """Result of a validation.
-
-    Attributes:
-        scores: scores of the hosts with all their acting seeds, ``[N]``.
-        committed: scores with fossilised seeds only, ``[N]``; None when not requested.
-        contribution: expected accuracy with the seed minus without it, ``[N, S]``, in [-1, 1],
-            NaN where no seed acts.
-    """
-
-    scores: Scores
-    committed: Scores | None
-    contribution: Tensor
-
-
-__all__ = ["Backend", "EpochResult", "HeldBack", "Optimisation", "Scores", "Variant"]
+__all__ = ["Backend", "HeldBack", "Optimisation", "Variant"]
 
 
 @dataclass(frozen=True, slots=True)

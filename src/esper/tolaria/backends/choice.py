@@ -7,7 +7,6 @@ import torch
 
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.module import ModuleHost
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.native.build import Unavailable
 from esper.native.library import fall_back
@@ -16,6 +15,7 @@ from esper.tolaria.backends.native import MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import FunctionalBackend, TorchBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
+from esper.tolaria.stores import Stack
 
 NAMES = ("auto", "torch", "native")
 

@@ -12,7 +12,6 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
-from esper.kasmina.stack import Stack
 from esper.leyline.actions import BLUEPRINTS
 from esper.native.build import Unavailable
 from esper.native.library import (
@@ -24,18 +23,11 @@ from esper.native.library import (
     vector_bytes,
 )
 from esper.native.structures import Struct, definitions
-from esper.tolaria.backends import (
-    SLOT_MEASURES,
-    Backend,
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import Seeds
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
+from esper.tolaria.stores import Stack
 
 CALLS = definitions()
 KINDS = CALLS.enums["Kind"]

@@ -17,20 +17,13 @@ from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.hosts.module import ModuleHost
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.stack import Stack
-from esper.tolaria.backends import (
-    SLOT_MEASURES,
-    EpochResult,
-    HeldBack,
-    Minibatches,
-    Optimisation,
-    Scores,
-    Variant,
-)
+from esper.tolaria.backends import HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.optim import HostRows, SeedRows, StoreRows, in_any
 from esper.tolaria.plan import Group, Plan, Seeds, SlotPlan, plan
 from esper.tolaria.precision import LossScales, Precision
-from esper.tolaria.signals import Watch, slot_measures
+from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
+from esper.tolaria.slot_measures import Watch, slot_measures
+from esper.tolaria.stores import Stack
 
 
 class Network(NamedTuple):

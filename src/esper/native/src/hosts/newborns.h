@@ -31,7 +31,7 @@ inline void in_pairs(ptrdiff_t count, Function f) {
   if (i < count) f(i, 0);
 }
 
-// A copy of the first half of the images. Twin of tolaria.signals.measured_images.
+// A copy of the first half of the images. Twin of tolaria.slot_measures.measured_images.
 template <class T>
 inline Maps<T> first_half(const Maps<T>& x, Arena<T>& arena) {
   Maps<T> half = x;

@@ -256,7 +256,7 @@ class Worker {
 
   // Writes what the gradient dy of a slot's output shows in half the images, if the slot has no
   // seed.
-  // Twin of tolaria.signals.slot_measures.
+  // Twin of tolaria.slot_measures.slot_measures.
   void measure_slot(int s, Maps<T> dy, T* measures) {
     if (slots_[size_t(s)]->seed().kind >= 0) return;
     Watched& watched = watched_[size_t(s)];

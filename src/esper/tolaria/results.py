@@ -1,99 +1,129 @@
-"""What an epoch shows about seeds and about slots without a seed."""
+"""What an epoch measures, and what that says about the health of seeds."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from esper.kasmina.blueprints import LastLayer
 from esper.kasmina.cached_tensors import cached_tensor
-from esper.kasmina.hosts.host import Host
-from esper.kasmina.newborns import gradient_norms, per_environment
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
-from esper.tolaria.backends import EpochResult
+
+SLOT_MEASURES = (
+    "gradient",
+    "gradient_ratio",
+    "activation",
+    "active_share",
+    *(f"gain_{layer.name.lower()}" for layer in LastLayer),
+)
+"""Measurements of a slot without a seed, in order:
+
+- ``gradient``: norm of the gradient of a prediction's loss with respect to the activation at the
+  slot, as a root mean square over the predictions of the measured images.
+- ``gradient_ratio``: gradient norm of the parameters of the block feeding the slot over their norm,
+  the ratio of Auto-RGN (Lee et al., "Surgical fine-tuning improves adaptation to distribution
+  shifts", ICLR 2023); also measured where the learning rate is 0.
+- ``activation``: root mean square of the activation.
+- ``active_share``: fraction of its elements that are above 0.
+- ``gain_...``: see ``kasmina.newborns.gradient_norms``, of the mean loss of the measured images.
+
+``slot_measures.measured_images`` of the minibatch are measured; ``gradient_ratio`` is that of all
+its images.
+"""
 
 
-def measured_images(images: int) -> int:
-    """Number of images of a minibatch, its first, from which the slots are measured.
+@dataclass(slots=True)
+class EpochResult:
+    """Measurements of an epoch of training.
 
-    Half of them halve what measuring costs; they are as random as the minibatch.
+    Attributes:
+        loss: mean cross-entropy, nats, ``[N]``.
+        accuracy: fraction of correct training predictions, ``[N]``.
+        host_gradient_norm: gradient norm in the last minibatch before clipping, ``[N]``. With loss
+            scaling, in the last minibatch without overflow; NaN where all overflowed.
+        seed_gradient_norm: likewise ``[N, S]``, NaN where no seed was computed.
+        seed_tensor_norms: norms per parameter tensor, ``S`` tensors ``[N, tensors]``, NaN likewise.
+        slots: ``SLOT_MEASURES`` of the last minibatch in slots where no seed was computed, ``[N, S,
+            len(SLOT_MEASURES)]``; NaN elsewhere. Not finite where that minibatch overflowed.
+        unmeasured: where a gradient is unknown because every minibatch overflowed and the loss
+            scale can still be reduced, bool ``[N]``; it does not count as divergence. None without
+            scaling.
     """
-    return (images + 1) // 2
+
+    loss: Tensor
+    accuracy: Tensor
+    host_gradient_norm: Tensor
+    seed_gradient_norm: Tensor
+    seed_tensor_norms: list[Tensor]
+    slots: Tensor
+    unmeasured: Tensor | None = None
+
+    def map(self, function: Callable[..., Tensor], *more: "EpochResult") -> "EpochResult":
+        """Apply ``function`` to each measurement together with the same measurements of ``more``.
+
+        The result has no ``unmeasured``.
+        """
+        results = (self, *more)
+        parts = {
+            name: function(*(getattr(result, name) for result in results)) for name in _MEASUREMENTS
+        }
+        tensors = zip(*(result.seed_tensor_norms for result in results), strict=True)
+        return EpochResult(**parts, seed_tensor_norms=[function(*norms) for norms in tensors])
+
+    def forget(self, rows: Tensor) -> None:
+        """Set measurements of ``rows``, bool ``[N]``, to NaN because they are no longer valid."""
+        valid = self.map(lambda x: x.masked_fill(rows.view(-1, *[1] * (x.ndim - 1)), float("nan")))
+        self.seed_tensor_norms = valid.seed_tensor_norms
+        for name in _MEASUREMENTS:
+            setattr(self, name, getattr(valid, name))
+
+
+_MEASUREMENTS = "loss", "accuracy", "host_gradient_norm", "seed_gradient_norm", "slots"
+"""Tensors of an ``EpochResult`` that are always there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """The activations at the slots in one forward pass.
+class Scores:
+    """Validation scores of each row, ``[R]``.
 
     Attributes:
-        inputs: activation before each slot, ``[B, H, W, N, C]``, by slot index.
-        outputs: activation after it, part of the autograd graph.
+        loss: mean cross-entropy, nats.
+        accuracy: fraction of images whose most probable class is the true one.
+        expected: expected accuracy, the mean probability of the true class.
     """
 
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor] = field(default_factory=dict)
+    loss: Tensor
+    accuracy: Tensor
+    expected: Tensor
 
-    def note(self, slot: int, x: Tensor, y: Tensor) -> Tensor:
-        """Keep the activation before and after a slot; returns ``y``."""
-        self.inputs[slot] = x.detach()
-        # A slot before the first parameter has no gradient to follow yet.
-        self.outputs[slot] = y if y.requires_grad else y.detach().requires_grad_()
-        return self.outputs[slot]
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Scores":
+        """The scores with ``function`` applied to each tensor."""
+        return Scores(function(self.loss), function(self.accuracy), function(self.expected))
+
+    def put(self, rows: Tensor, scores: "Scores") -> None:
+        """Overwrite ``rows``, int64 ``[M]``, in place with ``scores``, ``[M]``."""
+        self.loss[rows] = scores.loss
+        self.accuracy[rows] = scores.accuracy
+        self.expected[rows] = scores.expected
 
 
-# Native twin: hosts/worker.h, measure_slot.
-@torch.no_grad()
-def slot_measures(
-    host: Host,
-    watch: Watch,
-    gradients: dict[int, Tensor],
-    parameters: Tensor,
-    parameter_gradients: Tensor,
-    predictions: int,
-    seeds: Tensor,
-) -> Tensor:
-    """The ``SLOT_MEASURES`` of each slot in which no seed was computed.
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Result of a validation.
 
-    Args:
-        host: the hosts.
-        watch: the activations of the forward pass over B images.
-        gradients: gradient of the loss with respect to each of ``watch.outputs``, by slot index.
-        parameters: parameters of the hosts in that pass, ``[N, P]``.
-        parameter_gradients: their gradient, ``[N, P]``.
-        predictions: predictions per host in the minibatch; the loss is their mean.
-        seeds: slots in which a seed was computed, bool ``[N, S]``.
-
-    Returns:
-        ``[N, S, len(SLOT_MEASURES)]``, NaN where a seed was computed, and for layers that
-        no blueprint of the slot has.
+    Attributes:
+        scores: scores of the hosts with all their acting seeds, ``[N]``.
+        committed: scores with fossilised seeds only, ``[N]``; None when not requested.
+        contribution: expected accuracy with the seed minus without it, ``[N, S]``, in [-1, 1],
+            NaN where no seed acts.
     """
-    rows = []
-    for s, slot in enumerate(host.slots):
-        images = len(watch.inputs[s])
-        count = measured_images(images)
-        # The loss of the measured images alone has this times their gradient.
-        factor = images / count
-        x = watch.inputs[s][:count].to(parameters)
-        gradient = gradients[s][:count].to(parameters)
-        columns, elements = host.feeding_columns[s], x[:, :, :, 0].numel()
-        statistics = [
-            per_environment(gradient.square()).sqrt() * (factor * predictions) ** 0.5,
-            _norm(parameter_gradients, columns) / _norm(parameters, columns),
-            (per_environment(x.square()) / elements).sqrt(),
-            per_environment((x > 0).to(x.dtype)) / elements,
-        ]
-        decreases = factor * gradient_norms(slot, x, gradient)
-        rows.append(torch.cat([torch.stack(statistics, 1), decreases], 1))
-    return torch.stack(rows, 1).masked_fill(seeds[..., None], float("nan"))
 
-
-def _norm(rows: Tensor, columns: tuple[slice, ...]) -> Tensor:
-    """Norm of each row over the given columns, ``[N]``."""
-    if not columns:
-        return rows.new_full((len(rows),), float("nan"))
-    squares = [rows[:, part].square().sum(1) for part in columns]
-    return torch.stack(squares).sum(0).sqrt()
+    scores: Scores
+    committed: Scores | None
+    contribution: Tensor
 
 
 VANISHING_NORM = 1e-7
