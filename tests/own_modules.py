@@ -165,3 +165,15 @@ def table(count: int = 96, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def loader(*tensors: Tensor, batch: int = 16, shuffle: bool = False) -> DataLoader:
     return DataLoader(TensorDataset(*tensors), batch, shuffle=shuffle)
+
+
+SOURCE = """
+from own_modules import ResidualNet, images, loader
+
+def model():
+    return ResidualNet()
+
+def loaders():
+    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
+"""
+"""A user's file with the network and the data of ``esper grow --model``."""

@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,7 +42,7 @@ from esper_lab.ladder_steps import (
     step_cells,
     steps,
 )
-from esper_lab.progress_lines import ProgressLines
+from esper_lab.progress_lines import progress_lines
 
 PROGRAM = "esper evaluate"
 
@@ -113,18 +114,15 @@ def evaluate(arguments: list[str]) -> int:
         controls, why_not = usable_controls(options.suite, *sizes, splits)
     if why_not is not None:
         console.print(why_not, soft_wrap=True)
-    lines = ProgressLines(f"preparing {options.suite}", lambda line: print(line, flush=True))
-    with (
-        Progress(console=console, transient=True) as progress,
-        nullcontext() if console.is_terminal else lines,
-    ):
+    progress = Progress(console=console, transient=True)
+    lines = progress_lines(f"preparing {options.suite}", progress, partial(print, flush=True))
+    with progress, nullcontext() if console.is_terminal else lines:
         tasks: dict[str, TaskID] = {}
 
         def on_batch(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = progress.add_task(stage, total=total)
             progress.advance(tasks[stage], done)
-            lines.advance(stage, done, total)
 
         evaluation = evaluated(
             options.policy,

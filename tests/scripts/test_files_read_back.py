@@ -19,6 +19,7 @@ from esper.scripts.query import query
 from esper.scripts.runs import runs
 from esper.simic.training.replay import replay
 from esper.simic.training.vectorized import resume_ppo, run_training
+from own_modules import SOURCE
 from small_runs import SMALL
 
 KINDS = {
@@ -39,15 +40,6 @@ KINDS = {
     r"state_dict\.pt": "compared with the network",
 }
 """How the damage of each kind of file is noticed."""
-SOURCE = """
-from own_modules import ResidualNet, images, loader
-
-def model():
-    return ResidualNet()
-
-def loaders():
-    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
-"""
 
 _watched: dict[str, Any] = {"folder": None, "paths": set()}
 

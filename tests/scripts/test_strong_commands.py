@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.progress import Progress
 
 from esper.leyline import disk
 from esper.leyline.disk import lock_file
@@ -23,18 +24,9 @@ from esper.scripts.grow import grow
 from esper.scripts.main import esper
 from esper.simic.run.run_directory import cut_events
 from esper_lab import progress_lines
-from esper_lab.progress_lines import ProgressLines
+from own_modules import SOURCE
 from processes import refusal
 
-SOURCE = """
-from own_modules import ResidualNet, images, loader
-
-def model():
-    return ResidualNet()
-
-def loaders():
-    return loader(*images(48)), loader(*images(32, 1)), loader(*images(32, 2))
-"""
 FLIPS, CUTS = 40, 10
 
 
@@ -217,11 +209,13 @@ def test_a_plain_line_says_what_is_done_and_how_long_it_takes(monkeypatch) -> No
     monkeypatch.setattr(progress_lines, "FIRST", 0.01)
     monkeypatch.setattr(progress_lines, "INTERVAL", 0.01)
     seen: list[str] = []
-    with ProgressLines("preparing suite", seen.append) as lines:
+    progress = Progress(disable=True)
+    with progress_lines.progress_lines("preparing suite", progress, seen.append):
         while not seen:
             pass
-        lines.advance("rule", 3, 12)
-        lines.advance("rule", 3, 12)
+        stage = progress.add_task("rule", total=12)
+        progress.advance(stage, 3)
+        progress.advance(stage, 3)
         while len(seen) < 4:
             pass
     assert re.fullmatch(r"preparing suite: \d+ s so far", seen[0])
