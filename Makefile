@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Containers often forbid Python to store what it compiles. Each process then compiles PyTorch and the
+# rest anew, which takes longer than a short run: for what is started here, Python may.
+export PYTHONDONTWRITEBYTECODE :=
 # What a user needs; the tools of developers come on top.
 INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
