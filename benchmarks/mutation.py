@@ -162,6 +162,8 @@ def _lines(folder: Path, copy: Path, file: Path) -> Lines:
         data = CoverageData(str(path))
         data.read()
         for source in data.measured_files():
+            if not Path(source).is_relative_to(copy):  # a test copied the package elsewhere
+                continue
             where = str(Path(source).relative_to(copy))
             for line, contexts in data.contexts_by_lineno(source).items():
                 tests = {_test_of(context, file) for context in contexts}
