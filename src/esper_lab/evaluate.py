@@ -1,9 +1,8 @@
 """``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
 
 import os
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +17,7 @@ from esper.leyline.config.setting import SEEDS, Range, setting
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
+from esper.leyline.phases import Phase, phase
 from esper.leyline.run_files import LADDERS
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
@@ -42,7 +42,6 @@ from esper_lab.ladder_steps import (
     step_cells,
     steps,
 )
-from esper_lab.progress_lines import progress_lines
 
 PROGRAM = "esper evaluate"
 
@@ -115,14 +114,17 @@ def evaluate(arguments: list[str]) -> int:
     if why_not is not None:
         console.print(why_not, soft_wrap=True)
     progress = Progress(console=console, transient=True)
-    lines = progress_lines(f"preparing {options.suite}", progress, partial(print, flush=True))
-    with progress, nullcontext() if console.is_terminal else lines:
-        tasks: dict[str, TaskID] = {}
+    live = console.is_terminal
+    with progress, phase(f"preparing {options.suite}", live=live), ExitStack() as phases:
+        tasks: dict[str, tuple[TaskID, Phase]] = {}
 
         def on_batch(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.advance(tasks[stage], done)
+                current = phases.enter_context(phase(stage, total, "episodes", live))
+                tasks[stage] = progress.add_task(stage, total=total), current
+            task, current = tasks[stage]
+            progress.advance(task, done)
+            current.advance(done)
 
         evaluation = evaluated(
             options.policy,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.kasmina.cached_tensors import cached_tensor
+from esper.kasmina.transfer import cached_tensor
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import legal_slots, open_gates
-from esper.kasmina.lifecycle import Rules, apply
+from esper.kasmina.lifecycle import Rules, apply, legal_slots, open_gates
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten

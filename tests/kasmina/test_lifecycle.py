@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina.gates import legal_slots
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.lifecycle import Rules, apply, progress, roll_back, tick
+from esper.kasmina.lifecycle import Rules, apply, legal_slots, progress, roll_back, tick
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import PRUNABLE, TRANSITIONS, Stage

@@ -11,8 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from esper.kasmina.gates import legal_slots
-from esper.kasmina.lifecycle import Rules, apply, tick
+from esper.kasmina.lifecycle import Rules, apply, legal_slots, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import TRANSITIONS, Stage

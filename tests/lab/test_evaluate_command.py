@@ -12,7 +12,9 @@ from rich.progress import Progress, TaskID
 from esper.karn.report import write_report
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import Family, Task, add_family
+from esper.scripts import progress_lines
 from esper.scripts.entry import run_guarded
+from esper.scripts.main import esper
 from esper_lab import baselines, controls, ladder, play, rules, shipped_controls
 from esper_lab import evaluate as command
 from esper_lab.baselines import FINE_TUNING
@@ -47,9 +49,12 @@ def family(scratch_register: None, monkeypatch, tmp_path: Path) -> None:
 
 
 def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monkeypatch) -> None:
+    for name in ("PATIENCE", "INTERVAL", "POLL"):
+        monkeypatch.setattr(progress_lines, name, 0.01)
     arguments = ["--policy", "heuristic", "--suite", "tiny", *SMALL]
-    assert evaluate(arguments) == 0
+    assert esper(["evaluate", *arguments]) == 0
     out = capsys.readouterr().out
+    assert re.search(r"^\S.*: \d+ of \d+ episodes, about \d+ s remain$", out, re.MULTILINE)
     files = Path("evaluations/tiny-heuristic")
     assert {path.name for path in files.iterdir()} == {LADDER_FILE, "ladder.svg"}
     found = read_evaluation(files / LADDER_FILE)

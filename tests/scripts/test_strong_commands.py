@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress
 
 from esper.leyline import disk
 from esper.leyline.disk import lock_file
@@ -23,7 +22,6 @@ from esper.scripts import grow_model, grown_files, query
 from esper.scripts.grow import grow
 from esper.scripts.main import esper
 from esper.simic.run.run_directory import cut_events
-from esper_lab import progress_lines
 from own_modules import SOURCE
 from processes import refusal
 
@@ -203,21 +201,3 @@ def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
     assert target.read_text() == "better"
     with query._replacement(Path(os.devnull)) as device:
         assert device == Path(os.devnull)
-
-
-def test_a_plain_line_says_what_is_done_and_how_long_it_takes(monkeypatch) -> None:
-    monkeypatch.setattr(progress_lines, "FIRST", 0.01)
-    monkeypatch.setattr(progress_lines, "INTERVAL", 0.01)
-    seen: list[str] = []
-    progress = Progress(disable=True)
-    with progress_lines.progress_lines("preparing suite", progress, seen.append):
-        while not seen:
-            pass
-        stage = progress.add_task("rule", total=12)
-        progress.advance(stage, 3)
-        progress.advance(stage, 3)
-        while len(seen) < 4:
-            pass
-    assert re.fullmatch(r"preparing suite: \d+ s so far", seen[0])
-    pattern = r"rule: 6 of 12 episodes, about \d+ s remain of this stage"
-    assert re.fullmatch(pattern, seen[-1])

@@ -31,6 +31,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS
 from esper.leyline.events.parts import DamagedPart, check_part, parts_of, write_lines
 from esper.leyline.notices import notice
+from esper.leyline.phases import track
 from esper.leyline.records import (
     Layout,
     Record,
@@ -357,7 +358,7 @@ class Store:
 
     def _read_all(self, tables: EventTables) -> Iterator[tuple[str, RunInfo]]:
         """Read all runs; one that vanishes meanwhile is one warning."""
-        for path, name in self._names.items():
+        for path, name in track(self._names.items(), "reading the runs", "runs"):
             try:
                 if _has_events(path):
                     tables.add(path, name)

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.cached_tensors import Table
-from esper.kasmina.transfer import on_host
+from esper.kasmina.transfer import Table, on_host
 from esper.leyline.stages import ACTING, COMPUTING, LIVING, STAGE_COUNT, Stage
 
 

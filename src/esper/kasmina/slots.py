@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import blueprints
 from esper.kasmina.blueprints import LastLayer
-from esper.kasmina.cached_tensors import Table
 from esper.kasmina.stack import Layout
-from esper.kasmina.transfer import moved
+from esper.kasmina.transfer import Table, moved
 from esper.leyline.actions import BLUEPRINTS, Style
 
 

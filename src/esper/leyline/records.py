@@ -20,6 +20,7 @@ import pyarrow.parquet
 from esper.leyline.config.setting import shown
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
+from esper.leyline.phases import track
 
 FORMAT_VERSION: Final = 1
 """Version of the file format."""
@@ -282,17 +283,17 @@ class VerifiedRecords:
                 wrote it.
         """
         self.skipped = []
-        for run, files in self._files.items():
-            identity = run_identity(run) if files else ""
-            for path in files:
-                try:
-                    record = Record(run, path, *verified_record(path, identity))
-                except FileNotFoundError:
-                    continue  # a live run with --record-last has just removed it
-                except (DamagedRecord, OSError) as error:
-                    self._skip(path, error)
-                else:
-                    yield record
+        identities = {run: run_identity(run) for run, files in self._files.items() if files}
+        paths = [(run, path) for run, files in self._files.items() for path in files]
+        for run, path in track(paths, "reading the records", "files"):
+            try:
+                record = Record(run, path, *verified_record(path, identities[run]))
+            except FileNotFoundError:
+                continue  # a live run with --record-last has just removed it
+            except (DamagedRecord, OSError) as error:
+                self._skip(path, error)
+            else:
+                yield record
         if self.skipped:
             notice(
                 f"warning: skipped {len(self.skipped)} of {len(self)} records, which are damaged"

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from esper.leyline.phases import phase
 from esper.native.structures import SOURCE, layout_source
 
 CACHE_VARIABLE = "ESPER_CACHE_DIR"
@@ -173,7 +174,8 @@ def cached_library(rebuild: bool = False) -> Path:
         # Another process may have compiled it in the meantime.
         if rebuild or not is_intact(path):
             logging.getLogger(__name__).info("native backend: compiling, once for this machine")
-            compile_library([*command, *flags], path)
+            with phase("compiling the native backend"):
+                compile_library([*command, *flags], path)
     return path
 
 

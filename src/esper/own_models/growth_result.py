@@ -1,6 +1,6 @@
-"""What happened while a module grew, its result, and its picture."""
+"""What happened while a module grew, and its result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isnan
 from pathlib import Path
@@ -123,17 +123,10 @@ class GrowthResult:
         return self.twin
 
     def comparison(self) -> str:
-        """The module beside its twin: validation, test, parameters and time, a line each."""
-        rows = [("trained" if self.twin is None else "grown", self)]
-        if self.twin is not None:
-            rows.append(("never grown", self.twin))
-        cells = [("", "test", "validation", "parameters", "time")]
-        for name, result in rows:
-            test = "not given" if result.test is None else result.test.shown()
-            validation = result.validation.shown()
-            size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
-            cells.append((name, test, validation, size, time))
-        return "\n".join(table_lines(cells, labels=3))
+        """See ``growth_picture.comparison``."""
+        from esper.own_models.growth_picture import comparison
+
+        return comparison(self)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """See ``growth_picture.draw``."""
@@ -169,20 +162,3 @@ class GrowthResult:
         """The inverse of ``plain``, for the module it was about."""
         types = {f.name: f.type for f in fields(cls) if f.name in plain}
         return cls(model, **{name: convert(plain[name], types[name]) for name in plain})
-
-
-def table_lines(rows: Sequence[Sequence[str]], labels: int) -> list[str]:
-    """A line for each row, its cells two spaces apart and as wide as the widest of their column.
-
-    Args:
-        rows: cells, alike in number.
-        labels: number of columns that are aligned on the left; those after them are on the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < labels else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

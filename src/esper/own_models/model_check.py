@@ -31,6 +31,7 @@ from esper.own_models.samples import (
     first_batch,
     first_samples,
     half_or_all,
+    length,
     modes_kept,
     random_state_kept,
     sample_count,
@@ -328,17 +329,6 @@ def _check_labels(report: CheckReport, classes: int | None) -> None:
         report.problems.append(
             f"loader: a label is {largest}, but the model has {classes} outputs; count from 0"
         )
-
-
-def length(data: Any) -> int | None:
-    """The length of a loader or dataset; None if it has none.
-
-    A ``DataLoader`` always has ``__len__``, which fails if its dataset has no length.
-    """
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def size(loader: Any) -> str:

@@ -179,6 +179,14 @@ def rebuilt(like: Any, parts: list[Any]) -> Any:
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
+def length(data: Any) -> int | None:
+    """The length of a loader or dataset; None if it has none, though it has ``__len__``."""
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):  # a ``DataLoader`` of an iterable dataset
+        return None
+
+
 def sample_count(inputs: Any) -> int:
     """Number of samples: the length of the first tensor with an axis, 1 if there is none.
 

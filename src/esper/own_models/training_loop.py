@@ -16,6 +16,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from esper.leyline.errors import UsageError
+from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
 from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import (
@@ -31,6 +32,7 @@ from esper.own_models.options import GrowOptions, to_resume
 from esper.own_models.samples import (
     Unpack,
     call,
+    length,
     random_state,
     sample_count,
     set_random_state,
@@ -92,6 +94,7 @@ class Training:
         for module in self._eval_modules:
             module.training = False
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        current, batches = current_phase(), length(self.loader)
         for batch in self.loader:
             inputs, target = to_device(self.unpack(batch), self.device)
             self.optimizer.zero_grad()
@@ -107,6 +110,8 @@ class Training:
                 self.scheduler.step()
             samples = sample_count(inputs)
             total, count = total + loss.detach() * samples, count + samples
+            if current and batches:
+                current.advance(1 / batches)
         if count == 0:
             raise UsageError("train_loader: it yields no batch; give one that does")
         return float(total) / count
@@ -310,31 +315,32 @@ class Attempts:
             **options.of_growth() | {"policy": policy, "seed": options.seed + number},
         )
         training = recipe.training(model, growth)
-        before = 0.0
+        before = state["seconds"] if state else 0.0
         if state is None:
             growth.begin()
         else:
-            before = state["seconds"]
             growth.load_state_dict(state["growth"])
             model.load_state_dict(state["model"])
             training.load_state_dict(state["training"])
             set_random_state(self._checkpoint["random"], recipe.loaders)
-        begun = monotonic()
-        for _ in range(len(growth.history), options.epochs):
-            loss = training.epoch()
-            validation = validate()
-            training.end_epoch(validation)
-            record = growth.step(validation, train_loss=loss)
-            if any([callback(record) is True for callback in options.callbacks]):
-                break
-            if self.path is not None and record.epoch < options.epochs:
-                self._checkpoint["now"] = {
-                    "growth": growth.state_dict(),
-                    "model": model.state_dict(),
-                    "training": training.state_dict(),
-                    "seconds": before + monotonic() - begun,
-                }
-                self._write(validate)
+        begun, first = monotonic(), len(growth.history)
+        with phase("training", options.epochs - first, "epochs") as current:
+            for epoch in range(first, options.epochs):
+                current.done = float(epoch - first)
+                loss = training.epoch()
+                validation = validate()
+                training.end_epoch(validation)
+                record = growth.step(validation, train_loss=loss)
+                if any([callback(record) is True for callback in options.callbacks]):
+                    break
+                if self.path is not None and record.epoch < options.epochs:
+                    self._checkpoint["now"] = {
+                        "growth": growth.state_dict(),
+                        "model": model.state_dict(),
+                        "training": training.state_dict(),
+                        "seconds": before + monotonic() - begun,
+                    }
+                    self._write(validate)
         growth.finish()
         return GrowthResult(
             model,

@@ -8,6 +8,7 @@ from rich.text import Text
 from esper.leyline.config import WorldConfig
 from esper.leyline.config.setting import SEEDS, setting, up_to
 from esper.leyline.errors import UsageError
+from esper.leyline.phases import phase
 from esper.own_models.model_check import check as check_model
 from esper.own_models.step_cost import duration
 from esper.runtime.gate import Permission
@@ -64,7 +65,7 @@ def check(arguments: list[str]) -> int:
         )
     console = Console()
     for task in find_all(names):
-        with console.status(f"trying {task.name}"):
+        with phase(f"trying {task.name}"):
             trial = try_task(task.with_split(settings.split_seed))
         console.print(Text(_lines(task, trial)), soft_wrap=True)
     return 0
@@ -81,14 +82,15 @@ def _check_model(settings: CheckArguments) -> int:
     recipe = source.recipe(settings.epochs)
     loaders = source.loaders()
     held_back = {"validation": loaders.validation, "test": loaders.test}
-    report = check_model(
-        source.build(),
-        loaders.train,
-        epochs=settings.epochs,
-        held_back={name: each for name, each in held_back.items() if each is not None},
-        **{name: recipe[name] for name in ("slots", "unpack") if name in recipe},
-        loss=settings.loss or recipe.get("loss", "cross_entropy"),
-    )
+    with phase(f"checking {source.model}"):
+        report = check_model(
+            source.build(),
+            loaders.train,
+            epochs=settings.epochs,
+            held_back={name: each for name, each in held_back.items() if each is not None},
+            **{name: recipe[name] for name in ("slots", "unpack") if name in recipe},
+            loss=settings.loss or recipe.get("loss", "cross_entropy"),
+        )
     if not report.ok:
         raise UsageError(f"{source.model}: {report.problems[0]}")
     return 0

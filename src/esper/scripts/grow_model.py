@@ -19,6 +19,7 @@ from esper.leyline.config.setting import SEEDS, check_name
 from esper.leyline.disk import DamagedFile, lock_file, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
+from esper.leyline.phases import phase
 from esper.own_models import samples
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growing import grow
@@ -153,7 +154,8 @@ def _grow_and_write(
         raise
     text = f"{result.comparison()}\n{_verdict(result, settings.keep)}"
     print(text)
-    status = write_files(folder, result, network, source, inputs, settings.onnx, text)
+    with phase("writing the files"):
+        status = write_files(folder, result, network, source, inputs, settings.onnx, text)
     (folder / PROGRESS).unlink(missing_ok=True)
     return status
 

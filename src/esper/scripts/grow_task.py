@@ -8,6 +8,7 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
+from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
@@ -49,7 +50,8 @@ def grow_task(settings: GrowArguments) -> int:
             "warning: growth did not pay on test: the grown host is written, not its never-grow "
             "twin; --policy never grows nothing"
         )
-    return _write(settings, grown)
+    with phase("writing the files"):
+        return _write(settings, grown)
 
 
 def _check(settings: GrowArguments) -> None:

@@ -16,7 +16,8 @@ from esper.leyline.disk import read_sealed_json, replace_sealed_json, replace_sy
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
-from esper.own_models.growth_result import GrowthResult, table_lines
+from esper.own_models.growth_picture import table_lines
+from esper.own_models.growth_result import GrowthResult
 from esper.own_models.objectives import Validation
 from esper.own_models.samples import (
     as_arguments,

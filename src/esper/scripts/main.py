@@ -1,14 +1,20 @@
 """The command ``esper``."""
 
+from functools import partial
 from importlib import import_module
 
 from esper import __version__
 from esper.leyline.laboratory import part
+from esper.leyline.notices import notice
 from esper.scripts.entry import Command, dispatch, run_command
+from esper.scripts.progress_lines import progress_lines
 
 OF_LABORATORY = ("evaluate",)
 """Commands that the laboratory offers."""
-
+LIVE = "sanctum"
+"""The command that shows everything itself."""
+TELLS = ("train", "evaluate", "grow")
+"""Commands whose output tells what they do; the output of others is the result alone."""
 
 COMMANDS = {
     "train": "Train a growth policy by acting or from records, or run one that does not learn.",
@@ -30,7 +36,10 @@ def _run(name: str, arguments: list[str]) -> int:
         command: Command = part(name, f"esper {name}")
     else:
         command = getattr(import_module(f"esper.scripts.{name}"), name)
-    return command(arguments)
+    if name == LIVE:
+        return command(arguments)
+    with progress_lines(f"esper {name}", partial(print, flush=True) if name in TELLS else notice):
+        return command(arguments)
 
 
 def esper(arguments: list[str]) -> int:

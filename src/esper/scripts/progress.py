@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Self
@@ -15,6 +16,7 @@ from esper.karn.final_figures import FIGURES, last_tenth
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.leyline.config import TrainConfig
 from esper.leyline.metrics import Metric
+from esper.leyline.phases import phase
 from esper.simic.gym.collect import GymStep
 from esper.simic.offline.offline_run import OfflineSummary
 from esper.simic.offline.offline_session import EpochSummary
@@ -74,15 +76,24 @@ class _Live:
 
     def __enter__(self) -> Self:
         self.progress.start()
+        self._phases = ExitStack()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._phases.close()
         self.progress.stop()
+
+    def begin(self, total: float, unit: str, **fields: Any) -> None:
+        """Begin to show ``total`` pieces of work; ``fields`` are those of the columns."""
+        self.bar = self.progress.add_task("", total=total, **fields)
+        live = self.console.is_terminal
+        self.phase = self._phases.enter_context(phase("training", total, unit, live))
 
     def print(self, line: str) -> None:
         """Print a line of text if there is no terminal."""
         if not self.console.is_terminal:
             self.console.print(line, highlight=False, soft_wrap=True)
+            self.phase.last_line = time.monotonic()
 
 
 class LiveProgress(_Live):
@@ -106,16 +117,15 @@ class LiveProgress(_Live):
         """See ``Observer``."""
         self.rounds, self.done = config.world.rounds, done
         self.fields["rate"] = f"{config.learner.learning_rate:g}"
-        self.begin, self.steps = time.perf_counter(), 0
+        self.start, self.steps = time.perf_counter(), 0
         self.console.out(f"run directory: {path}", highlight=False)
-        self.bar = self.progress.add_task(
-            "", total=(self.rounds - done) * steps_per_round, round=self._round(), **self.fields
-        )
+        steps = (self.rounds - done) * steps_per_round
+        self.begin(steps, "steps", round=self._round(), **self.fields)
 
     def stepped(self, step: AnyStep) -> None:
         """See ``Observer``."""
         self.steps += step.count
-        self.fields["speed"] = f"{self.steps / (time.perf_counter() - self.begin):.0f}"
+        self.fields["speed"] = f"{self.steps / (time.perf_counter() - self.start):.0f}"
         if isinstance(step, GymStep):
             self.recent.extend(episode.episode_return for episode in step.ended)
             if self.recent:
@@ -126,6 +136,7 @@ class LiveProgress(_Live):
                 f"val. acc [bold]{scores.accuracy.mean().item():.3f}[/bold] "
                 f"twin {twins.accuracy.mean().item():.3f}"
             )
+        self.phase.advance()
         self.progress.update(self.bar, advance=1, **self.fields)
 
     def round_done(self, summary: AnySummary) -> None:
@@ -213,7 +224,7 @@ class EpochProgress(_Live):
             highlight=False,
         )
         line = f"epoch {done + 1}/{total}"
-        self.bar = self.progress.add_task("", total=total - done, line=line)
+        self.begin(total - done, "epochs", line=line)
 
     def epoch_done(self, summary: EpochSummary) -> None:
         """See ``OfflineObserver``."""
@@ -224,6 +235,7 @@ class EpochProgress(_Live):
             f"value loss {_text(summary, Metric.VALUE_LOSS)}  "
             f"entropy {_text(summary, Metric.ENTROPY)}  {summary.steps_per_second:.0f} steps/s"
         )
+        self.phase.advance()
         self.progress.update(self.bar, advance=1, line=line)
         self.print(line)
 

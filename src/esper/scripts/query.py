@@ -24,6 +24,7 @@ from esper.leyline.disk import sync
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS, number
 from esper.leyline.notices import notice
+from esper.leyline.phases import phase
 from esper.scripts.flags import parse
 
 Form = Literal["table", "csv", "json", "parquet"]
@@ -62,6 +63,7 @@ def query(arguments: list[str]) -> int:
         raise UsageError("output: parquet is not text; name a file with -o")
     with (
         Store([Path(run) for run in runs], settings.skip_bad) as store,
+        phase("querying"),
         store.batches(sql) as batches,
     ):
         if settings.output is None:

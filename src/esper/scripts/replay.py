@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.leyline.config.setting import setting
+from esper.leyline.phases import phase
 from esper.scripts.flags import parse
 from esper.simic.training.replay import replay as replay_file
 
@@ -21,7 +22,9 @@ class ReplayArguments:
 
 def replay(arguments: list[str]) -> int:
     """Repeat a refused update to find its first non-finite tensor."""
-    outcome = replay_file(parse(ReplayArguments, "esper replay", arguments).file)
+    file = parse(ReplayArguments, "esper replay", arguments).file
+    with phase("repeating the update"):
+        outcome = replay_file(file)
     now = outcome.replay_tensor or "every number is finite"
     print(
         f"round {outcome.round}: first tensor that is not finite: {outcome.run_tensor}; now: {now}"

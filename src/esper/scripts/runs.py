@@ -19,6 +19,7 @@ from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import escape, notice
+from esper.leyline.phases import track
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
 
@@ -128,7 +129,7 @@ def _selection(options: PruneArguments) -> list[RunInfo]:
 def _infos(directory: Path) -> list[RunInfo]:
     """The state of all runs; one that cannot be read is one line, and the others are returned."""
     infos = []
-    for run in find_runs(directory):
+    for run in track(find_runs(directory), "reading runs", "runs"):
         try:
             infos.append(inspect(run))
         except Exception as error:

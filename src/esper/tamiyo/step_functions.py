@@ -10,8 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import legal_slots
-from esper.kasmina.lifecycle import Rules, apply, roll_back, tick
+from esper.kasmina.lifecycle import Rules, apply, legal_slots, roll_back, tick
 from esper.kasmina.seeds import SeedSignals, SeedState, states_on_host
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.stages import Stage

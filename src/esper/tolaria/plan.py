@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.blueprints import FORM_OF_STYLE, Form
-from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
-from esper.kasmina.transfer import moved_together, on_host
+from esper.kasmina.transfer import cached_tensor, moved_together, on_host
 from esper.leyline.actions import BLUEPRINTS, Style
 
 CHUNK = 12

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from esper.kasmina.blueprints import LastLayer
-from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.transfer import cached_tensor
 
 SLOT_MEASURES = (
     "gradient",

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from esper.kasmina.gates import legal_slots
-from esper.kasmina.lifecycle import Rules, apply, tick
+from esper.kasmina.lifecycle import Rules, apply, legal_slots, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import Stage

@@ -20,10 +20,19 @@ from esper.karn.report.growth_figures import growth_pictures
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import MISSING, find_part
+from esper.leyline.phases import track
 from esper.leyline.run_files import LADDERS
 
 Ladders = tuple[list[Picture], list[Table], list[str]]
 """Pictures and tables of the evaluations of a run, and why others were refused."""
+PICTURES = {
+    "Learning": learning_pictures,
+    "Growth": growth_pictures,
+    "Policy": policy_pictures,
+    "Anomalies": anomaly_pictures,
+    "Throughput": throughput_pictures,
+}
+"""The drawings of each section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ def write_page(runs: Sequence[Path], target: Path) -> Path:
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(f"output: {target} is not a file in an existing directory; name another")
-    text = render([RunData(run) for run in runs])
+    text = render([RunData(run) for run in track(runs, "reading the runs", "runs")])
     draft = target.with_name(f".{target.name}.draft")
     try:
         # A path on a command line may contain bytes that are not valid text.
@@ -90,22 +99,24 @@ def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
     by_blueprint = [tables.seed_table(run, several) for run in runs]
     anomalies = tables.anomaly_table(runs)
     settings = tables.settings_table(runs)
-    learning = Section("Learning", learning_pictures(runs), [])
+    drawings = track(PICTURES.items(), "drawing the report", "sections")
+    pictures = {title: draw(runs) for title, draw in drawings}
+    learning = Section("Learning", pictures["Learning"], [])
     if any(len(run.rounds) for run in runs):
         learning.tables.extend([tables.final_table(runs), *filter(None, by_task)])
     evaluation = Section(
         "Evaluation",
-        [picture for pictures, _, _ in ladders for picture in pictures],
+        [picture for ladder, _, _ in ladders for picture in ladder],
         [table for _, ladder_tables, _ in ladders for table in ladder_tables],
     )
     return [
         *([Section("Differences", [], [settings])] if several else []),
         learning,
-        Section("Growth", growth_pictures(runs), [t for t in by_blueprint if t]),
-        Section("Policy", policy_pictures(runs)),
+        Section("Growth", pictures["Growth"], [t for t in by_blueprint if t]),
+        Section("Policy", pictures["Policy"]),
         *([evaluation] if evaluation.pictures else []),
-        Section("Anomalies", anomaly_pictures(runs), [anomalies] if anomalies else []),
-        Section("Throughput", throughput_pictures(runs)),
+        Section("Anomalies", pictures["Anomalies"], [anomalies] if anomalies else []),
+        Section("Throughput", pictures["Throughput"]),
         Section(
             "Configuration",
             [],

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from esper.kasmina.cached_tensors import cached_tensor
 from esper.kasmina.seeds import SeedState
+from esper.kasmina.transfer import cached_tensor
 from esper.leyline.actions import Op
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.features import growth, utility

@@ -28,7 +28,7 @@ class GrowthConfig:
         stage_shaping: weight of the stage potential in the reward.
         rollback_penalty: subtracted from the reward of a step in which the governor rolls back.
         strict_gates: whether seeds must also show an improvement to advance, see
-            ``kasmina.gates``.
+            ``kasmina.lifecycle``.
         one_at_a_time: whether a seed may germinate only while no other seed develops.
         dtype: dtype of parameters and data.
         backend: backend of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.

@@ -21,6 +21,7 @@ from esper.leyline.actions import (
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.events import POINTS
+from esper.leyline.phases import Phase, phase
 from esper.leyline.stages import Stage
 from esper.runtime import plugins
 from esper.runtime.gate import NOTHING, Permission
@@ -270,8 +271,9 @@ def grow_on_task(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool
         one_at_a_time=world.one_at_a_time,
     )
     environment = GrowthEnv([task], torch.arange(1), config, Precision("cpu"), CPU)
-    log = _DecisionLog(task)
-    collect(environment, policy.actor(environment, greedy), 0, log.add)
+    with phase("growing", task.episode_length, "steps") as current:
+        log = _DecisionLog(task, current)
+        collect(environment, policy.actor(environment, greedy), 0, log.add)
     (shard,) = environment.shards
     assert log.last is not None
     gains = _gains(environment, log.last.report)
@@ -321,12 +323,14 @@ class _DecisionLog:
     """Collects one line for each action or rollback that changed a host, and the last step."""
 
     task: Task
+    phase: Phase
     lines: list[str] = field(default_factory=list)
     last: Step | None = None
 
     def add(self, t: int, actions: Tensor, step: Step) -> None:
         """Add the lines of step ``t`` of the only environment."""
         self.last = step
+        self.phase.advance()
         report = step.report
         action = dict(zip(HEADS, actions[0].tolist(), strict=True))
         if bool(report.success[0]) and action["op"] != Op.WAIT:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.cached_tensors import cached_tensor
+from esper.kasmina.transfer import cached_tensor
 from esper.leyline.actions import (
     CANONICAL_CHOICE,
     CHOICE_HEADS,

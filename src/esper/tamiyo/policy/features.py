@@ -8,9 +8,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from esper.kasmina.cached_tensors import Table, cached_tensor
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.transfer import Table, cached_tensor
 from esper.leyline.actions import Op, Style
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.action_masks import ActionMasks

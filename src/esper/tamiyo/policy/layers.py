@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.cached_tensors import cached_tensor
+from esper.kasmina.transfer import cached_tensor
 
 
 class Head(nn.Module):

@@ -1,0 +1,76 @@
+"""Phases of a long command: the code that works says how far it is, the command line shows it."""
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Phase:
+    """A part of a command's work.
+
+    Attributes:
+        description: what is done, such as ``drawing the report``.
+        total: the amount of work; None if it is not known.
+        unit: what the amount counts, such as ``sections``.
+        live: whether a display shows it already.
+        done: the amount of work done.
+        begin: ``time.monotonic()`` at its begin.
+        last_line: ``time.monotonic()`` of the last line about it.
+    """
+
+    description: str
+    total: float | None = None
+    unit: str = ""
+    live: bool = False
+    done: float = 0.0
+    begin: float = field(default_factory=time.monotonic)
+    last_line: float = 0.0
+
+    def advance(self, amount: float = 1.0) -> None:
+        """Note that a further amount of work is done."""
+        self.done += amount
+
+    def line(self) -> str:
+        """How far the phase is, and how long the rest takes if it goes on as fast."""
+        seconds = time.monotonic() - self.begin
+        if self.total is None or not 0.0 < self.done <= self.total:
+            return f"{self.description}: {seconds:.0f} s so far"
+        rest = seconds * (self.total - self.done) / self.done
+        return (
+            f"{self.description}: {self.done:.0f} of {self.total:.0f} {self.unit}, "
+            f"about {rest:.0f} s remain"
+        )
+
+
+_phases: list[Phase] = []
+
+
+@contextmanager
+def phase(
+    description: str, total: float | None = None, unit: str = "", live: bool = False
+) -> Iterator[Phase]:
+    """A phase that is the current one until the end of the block or the begin of one within it."""
+    new = Phase(description, total, unit, live)
+    _phases.append(new)
+    try:
+        yield new
+    finally:
+        _phases.remove(new)
+
+
+def track(items: Collection[T], description: str, unit: str) -> Iterator[T]:
+    """Yield ``items`` as a phase that counts them."""
+    with phase(description, len(items), unit) as current:
+        for item in items:
+            yield item
+            current.advance()
+
+
+def current_phase() -> Phase | None:
+    """The phase begun last that has not ended; None if there is none."""
+    return _phases[-1] if _phases else None
