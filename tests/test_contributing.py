@@ -3,11 +3,16 @@
 import re
 import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import pytest
 import torch
 
 import esper
+from esper.leyline.actions import BLUEPRINTS
+from esper.tamiyo.policy.features import HOST_FEATURES
 from processes import ESPER, ran
+from small_runs import events_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(esper.__file__).parent
@@ -29,30 +34,70 @@ def test_every_path_exists_and_holds_the_symbols_named_behind_it() -> None:
     assert named > 25
 
 
-def test_an_observation_feature_is_added_in_one_file_and_its_native_twin(tmp_path: Path) -> None:
-    """With torch the first of the two is enough: observation, moments and policy follow."""
+ADDITIONS = {
+    "observation feature": (
+        "tamiyo/policy/features.py",
+        {
+            '    "budget_left",\n': '    "budget_left",\n    "dormant_slots",\n',
+            "            flags[:, 1:],\n": "            1.0 - living.float() / slots,\n"
+            "            flags[:, 1:],\n",
+        },
+    ),
+    "rule of the world": (
+        "leyline/config/groups.py",
+        {
+            "    strict_gates: bool": "    toll: float = setting(0.0, NOT_NEGATIVE)\n"
+            '    """Subtracted from the reward of every step."""\n'
+            "    strict_gates: bool"
+        },
+    ),
+    "its use": (
+        "simic/growth/shard.py",
+        {"return reward - ": "return reward - self.config.toll - "},
+    ),
+    "blueprint": (
+        "kasmina/blueprints/__init__.py",
+        {
+            'register("norm", conv.norm)\n': 'register("norm", conv.norm)\n'
+            'register("wide_norm", lambda channels: conv.norm(channels))\n'
+        },
+    ),
+}
+"""The rows of the table: a file of the package, and its text before and after an addition."""
+
+
+def test_a_feature_a_rule_and_a_blueprint_are_added_as_their_rows_say(tmp_path: Path) -> None:
+    """Settings, observation, moments, policy, records and reward follow by themselves."""
     copy = tmp_path / "esper"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    features = copy / "tamiyo/policy/features.py"
-    text = features.read_text()
-    for old, new in (
-        ('    "budget_left",\n', '    "budget_left",\n    "dormant_slots",\n'),
-        (
-            "            flags[:, 1:],\n",
-            "            1.0 - living.float() / slots,\n            flags[:, 1:],\n",
-        ),
-    ):
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    features.write_text(text)
-    arguments = (
-        "train ppo --backend torch --envs 2 --group-size 2 --rounds 1 --episode-length 3 "
-        "--max-batches 1 --batch-size 8 --lstm-hidden 8 --threads 1"
-    )
-    done = ran([*ESPER, *arguments.split()], tmp_path, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    (moments,) = (tmp_path / "runs").glob("*/checkpoints/000001/moments.pt")
-    from esper.tamiyo.policy.features import HOST_FEATURES
+    for path, additions in ADDITIONS.values():
+        text = (copy / path).read_text()
+        for old, new in additions.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (copy / path).write_text(text)
 
-    stored = torch.load(moments, weights_only=True)
-    assert len(stored["host"]["mean"]) == len(HOST_FEATURES) + 1
+    def command(words: str) -> CompletedProcess[str]:
+        return ran([*ESPER, *words.split()], tmp_path, PYTHONPATH=str(tmp_path))
+
+    small = (
+        "train ppo --backend torch --envs 2 --group-size 2 --rounds 1 --episode-length 3 "
+        "--max-batches 1 --batch-size 8 --lstm-hidden 8 --threads 1 --record"
+    )
+    for words in ("--toll 100 --name run", "--name free"):
+        done = command(f"{small} {words}")
+        assert done.returncode == 0, done.stderr
+    checkpoint = tmp_path / "runs/run/checkpoints/000001"
+    moments, policy = (torch.load(checkpoint / f"{name}.pt") for name in ("moments", "policy"))
+    assert len(moments["host"]["mean"]) == len(HOST_FEATURES) + 1
+    assert len(policy["choice_heads.blueprint.bias"]) == len(BLUEPRINTS) + 1
+    returns, free = (
+        outcome["episode_return"]
+        for name in ("run", "free")
+        for outcome in events_of(tmp_path / "runs" / name, "EPISODE_OUTCOME")
+    )
+    assert returns == pytest.approx([value - 300 for value in free], abs=10)
+    # Records of different rules are not mixed, and the new one is one of them.
+    done = command("train imitation --records runs/run runs/free --threads 1")
+    assert done.returncode == 2
+    assert "toll is 100.0 in runs/run and 0.0 in runs/free" in done.stderr

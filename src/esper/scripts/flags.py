@@ -6,7 +6,7 @@ one flag. So it parses each flag apart: this shows which of them is wrong, and o
 
 import re
 from contextlib import redirect_stderr
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, is_dataclass
 from io import StringIO
 from itertools import pairwise
 from types import NoneType
@@ -18,6 +18,7 @@ from esper.leyline.config.setting import (
     about,
     check_ranges,
     description,
+    in_order,
     meanings,
     options_of,
     settings_of,
@@ -135,7 +136,7 @@ def help_view(command: type, defaults: Any = None, short: bool = False) -> Any:
     """
     entries: dict[str, Any] = {}
     notes = meanings(command)
-    for f in fields(command):
+    for f in in_order(command):
         if isinstance(f.type, type) and is_dataclass(f.type):
             assert f.default_factory is not MISSING
             if not short or _has_short_help(f.type):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.leyline.config.groups import (
+        EpisodeRules,
         GymConfig,
         LearnerConfig,
         MachineConfig,
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
         WorldConfig,
     )
     from esper.leyline.config.reading import canonical, check, defaults_of, flatten, unflatten
-    from esper.leyline.config.setting import shown
+    from esper.leyline.config.setting import settings_of, shown
 
 __all__ = [
+    "EpisodeRules",
     "GymConfig",
     "LearnerConfig",
     "MachineConfig",
@@ -28,6 +30,7 @@ __all__ = [
     "check",
     "defaults_of",
     "flatten",
+    "settings_of",
     "shown",
     "unflatten",
 ]

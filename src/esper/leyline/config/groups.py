@@ -4,8 +4,8 @@ The docstring of a field is its help text on the command line; see ``setting`` f
 """
 
 import os
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from esper.leyline.config.algorithm import AlgorithmConfig
 from esper.leyline.config.setting import (
@@ -26,7 +26,31 @@ Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorldConfig:
+class EpisodeRules:
+    """What an environment pays for and allows: runs that agree in it can be compared."""
+
+    reward: Reward = setting("paired", aliases=("reward_mode",), only="growth", main=True)
+    """Reward mode. terminal: the final utility, paid on the last step. paired: the final utility
+    relative to the twin, paid step by step. utility: the utility of every step. shaped, simplified,
+    basic and sparse: modes of the prior system. See docs/rewards.md."""
+    stage_shaping: float = setting(0.0, NOT_NEGATIVE, only="growth")
+    """Weight of the potential-based reward for the stages of the seeds; it does not change which
+    policy is optimal."""
+    rollback_penalty: float = setting(1.0, NOT_NEGATIVE, only="growth")
+    """Penalty subtracted from the reward of a step in which the governor rolls the host back."""
+    strict_gates: bool = setting(False, only="growth")
+    """Whether gates also require a measured improvement by the seed."""
+    one_at_a_time: bool = setting(True, only="growth")
+    """Whether a seed may germinate only while no other seed is germinated or training and no slot
+    is closed after a prune."""
+
+    def rules(self) -> dict[str, Any]:
+        """The rules alone, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(EpisodeRules)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorldConfig(EpisodeRules):
     """What to train, and for how long."""
 
     task: tuple[str, ...] = setting(("digits_shift",), only="growth", main=True)
@@ -76,20 +100,6 @@ class WorldConfig:
         None, Range(2, 65_536), aliases=("batch_size_per_env",), only="growth"
     )
     """Samples per minibatch, at least 2 because of BatchNorm; by default set by the task."""
-    reward: Reward = setting("paired", aliases=("reward_mode",), only="growth", main=True)
-    """Reward mode. terminal: the final utility, paid on the last step. paired: the final utility
-    relative to the twin, paid step by step. utility: the utility of every step. shaped, simplified,
-    basic and sparse: modes of the prior system. See docs/rewards.md."""
-    stage_shaping: float = setting(0.0, NOT_NEGATIVE, only="growth")
-    """Weight of the potential-based reward for the stages of the seeds; it does not change which
-    policy is optimal."""
-    rollback_penalty: float = setting(1.0, NOT_NEGATIVE, only="growth")
-    """Penalty subtracted from the reward of a step in which the governor rolls the host back."""
-    strict_gates: bool = setting(False, only="growth")
-    """Whether gates also require a measured improvement by the seed."""
-    one_at_a_time: bool = setting(True, only="growth")
-    """Whether a seed may germinate only while no other seed is germinated or training and no slot
-    is closed after a prune."""
     seed: int = setting(42, SEEDS, main=True)
     """Root seed of all random numbers, in [0, 2^32)."""
 

@@ -119,8 +119,13 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
     return {f.name: f for f in _settings(kind)}
 
 
+def in_order(kind: type) -> list[Field[Any]]:
+    """The fields of a dataclass; those that it has in common with others come last."""
+    return sorted(dataclasses.fields(kind), key=lambda f: f.name not in kind.__annotations__)
+
+
 def _settings(kind: type) -> Iterator[Field[Any]]:
-    for part in dataclasses.fields(kind):
+    for part in in_order(kind):
         if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
             yield from _settings(part.type)
         else:

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.seeds import SeedSignals, SeedState
+from esper.leyline.config import EpisodeRules
 from esper.leyline.stages import Stage
 from esper.tamiyo.policy.features import Observation
 from esper.tolaria.results import Scores
 
 
 @dataclass(frozen=True, slots=True)
-class GrowthConfig:
+class GrowthConfig(EpisodeRules):
     """Settings of growth environments other than their tasks.
 
     Attributes:
@@ -24,12 +25,6 @@ class GrowthConfig:
         max_batches: minibatches per step.
         batch_size: images per minibatch.
         max_seeds: limit of living seeds per environment; the number of its slots if None.
-        reward: one of ``simic.growth.rewards.REWARD_MODES``.
-        stage_shaping: weight of the stage potential in the reward.
-        rollback_penalty: subtracted from the reward of a step in which the governor rolls back.
-        strict_gates: whether seeds must also show an improvement to advance, see
-            ``kasmina.lifecycle``.
-        one_at_a_time: whether a seed may germinate only while no other seed develops.
         dtype: dtype of parameters and data.
         backend: backend of the hosts' arithmetic, one of ``tolaria.backends.choice.NAMES``.
         data_seed: seed of the minibatches; None for ``seed``. Another value gives the same hosts
@@ -45,11 +40,6 @@ class GrowthConfig:
     max_batches: int = 8
     batch_size: int = 64
     max_seeds: int | None = None
-    reward: str = "paired"
-    stage_shaping: float = 0.0
-    rollback_penalty: float = 1.0
-    strict_gates: bool = False
-    one_at_a_time: bool = True
     dtype: torch.dtype = torch.float32
     backend: str = "auto"
     data_seed: int | None = None

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import (
+    EpisodeRules,
     LearnerConfig,
     MachineConfig,
     MethodConfig,
     OutputConfig,
     TrainConfig,
     WorldConfig,
+    settings_of,
     shown,
 )
 from esper.leyline.config.offline import ImitationConfig
@@ -33,14 +35,7 @@ from esper.simic.run.run_directory import stored_config
 from esper.tamiyo.policy.action_masks import relevance
 from esper.tamiyo.policy.features import Observation
 
-RULES = (
-    "max_seeds",
-    "reward",
-    "stage_shaping",
-    "rollback_penalty",
-    "strict_gates",
-    "one_at_a_time",
-)
+RULES = ("max_seeds", *settings_of(EpisodeRules))
 """Settings in which the recorded runs must agree: actions mean the same, and so do rewards."""
 
 _UNEQUAL = (

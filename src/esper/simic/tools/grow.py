@@ -267,8 +267,7 @@ def grow_on_task(policy: GrowingPolicy, task: Task, seed: int = 42, greedy: bool
         max_batches=task.max_batches,
         batch_size=task.batch_size,
         max_seeds=world.max_seeds or task.max_seeds,
-        strict_gates=world.strict_gates,
-        one_at_a_time=world.one_at_a_time,
+        **world.rules(),
     )
     environment = GrowthEnv([task], torch.arange(1), config, Precision("cpu"), CPU)
     with phase("growing", task.episode_length, "steps") as current:
