@@ -11,6 +11,7 @@ is kept under ``--work`` for as long as source and tests stay as they are.
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,8 @@ from reporting import kept, made_on, new_parser, publish, table
 ROOT = Path(__file__).parent.parent
 AT_LEAST = 0.9
 """The share of the faults of each package that the tests must notice."""
-MOST_TESTS = 60
-"""Tests that try one fault, the fastest first."""
+MOST_TESTS, FIRST_TESTS = 60, 8
+"""Tests that try one fault, the fastest first, and those that are tried before the others."""
 FAILED, PASSED, NO_TESTS = 1, 0, 5
 """Exit statuses of pytest."""
 MARKS = "not slow and not gpu"
@@ -74,26 +74,51 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def run_tests(
-    copy: Path, arguments: Iterable[str], seconds: float, **environment: str
-) -> tuple[int, str]:
-    """Exit status and output of pytest in a copy; a process that a signal ended has failed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARKS]
-    variables = {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"} | environment
-    variables["PYTHONDONTWRITEBYTECODE"] = "1"
-    try:
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=copy,
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
+class Tests:
+    """Tests in a copy of the repository, run by ``pytest_server.py``.
+
+    Args:
+        copy: the copy.
+    """
+
+    def __init__(self, copy: Path):
+        self.copy, self._output = copy, copy.parent / f"{copy.name}-output.txt"
+        server = [sys.executable, str(ROOT / "benchmarks/pytest_server.py")]
+        # Not where Esper lies, so that only the copies have it.
+        self._server = subprocess.Popen(
+            server, cwd=copy.parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-    except subprocess.TimeoutExpired:
-        return FAILED, "took too long"
-    return (FAILED if done.returncode < 0 else done.returncode), done.stdout[-2000:]
+
+    def fail(self, tests: list[str], seconds: float, **environment: str) -> bool:
+        """Whether one of the tests fails, crashes or takes longer; the first ones are tried first.
+
+        Raises:
+            SystemExit: pytest could not run them, but for a fault at import.
+        """
+        for part in (tests[:FIRST_TESTS], tests[FIRST_TESTS:]):
+            if part and self._status(part, seconds, environment) != PASSED:
+                return True
+        return False
+
+    def _status(self, tests: list[str], seconds: float, environment: dict[str, str]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        variables = {"PYTHONPATH": str(self.copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        request = {
+            "copy": str(self.copy),
+            "arguments": ["-q", "-x", "-p", "no:cacheprovider", "-m", MARKS, *tests],
+            "environment": variables | environment,
+            "output": str(self._output),
+            "seconds": seconds,
+        }
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        status = json.loads(self._server.stdout.readline())
+        if status in (PASSED, FAILED) or status is None or status < 0:
+            return PASSED if status == PASSED else FAILED
+        output = self._output.read_text(errors="replace")
+        if "Error" not in output:
+            raise SystemExit(f"pytest cannot run the tests:\n{output[-2000:]}")
+        return FAILED  # a fault at import: pytest cannot collect the tests
 
 
 class Cover:
@@ -177,23 +202,21 @@ def _test_of(context: str, file: Path) -> str:
     return f"{file}::{match[1]}" if match else ""
 
 
-def trial(mutant: Mutant, copy: Path, tests: list[str], seconds: float) -> dict[str, Any]:
+def trial(mutant: Mutant, runner: Tests, tests: list[str], seconds: float) -> dict[str, Any]:
     """Whether the tests notice a mutant in a copy of the repository, and how long they took."""
-    path, begin = copy / mutant.path, time.monotonic()
-    source, environment = path.read_bytes(), {}
+    copy, begin, environment = runner.copy, time.monotonic(), {}
+    path = copy / mutant.path
+    source = path.read_bytes()
     if not mutant.path.endswith(".py"):
         cache = copy.parent / f"{copy.name}-native"
         shutil.rmtree(cache, ignore_errors=True)
         environment = {"ESPER_CACHE_DIR": str(cache), "ESPER_NATIVE_FLAGS": "-O0"}
     try:
         path.write_bytes(mutant.applied(source))
-        code, output = run_tests(copy, ["-x", *tests], seconds, **environment) if tests else (0, "")
+        killed = runner.fail(tests, seconds, **environment)
     finally:
         path.write_bytes(source)
-    if tests and code not in (FAILED, PASSED):
-        # A fault at import: pytest cannot collect the tests.
-        code = FAILED if "Error" in output or "error" in output else code
-    verdict = "killed" if code == FAILED else "survived" if tests else "not covered"
+    verdict = "killed" if killed else "survived" if tests else "not covered"
     return {"verdict": verdict, "seconds": time.monotonic() - begin}
 
 
@@ -201,18 +224,18 @@ def verdicts(
     mutants: list[Mutant], cover: Cover, work: Path, copies: list[Path], seconds: float
 ) -> list[dict[str, Any]]:
     """The verdict of each mutant, tried in as many processes as there are copies."""
-    free = list(copies)
+    free = [Tests(copy) for copy in copies]
 
     def tried(mutant: Mutant) -> dict[str, Any]:
-        copy = free.pop()
+        runner = free.pop()
         try:
             name = hashlib.sha256(mutant.name.encode()).hexdigest()[:16]
             tests = cover.tests_of(mutant)
             result = kept(
-                work / "mutants" / f"{name}.json", lambda: trial(mutant, copy, tests, seconds)
+                work / "mutants" / f"{name}.json", lambda: trial(mutant, runner, tests, seconds)
             )
         finally:
-            free.append(copy)
+            free.append(runner)
         print(f"{result['verdict']:11} {mutant.name} ({result['seconds']:.0f} s)", flush=True)
         return dict(result)
 
