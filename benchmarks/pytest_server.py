@@ -8,6 +8,7 @@ Importing PyTorch and the rest takes longer than most tests. A request is one li
 null if the tests took longer.
 """
 
+import argparse
 import contextlib
 import importlib
 import json
@@ -81,6 +82,7 @@ def outcome(process: int, seconds: float) -> int | None:
 
 def main() -> None:
     """Answer requests until stdin ends."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for name in LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
