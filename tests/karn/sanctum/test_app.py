@@ -10,10 +10,11 @@ from textual.pilot import Pilot
 
 from esper.karn.sanctum.app import KEYS, PAGES, Sanctum
 from esper.karn.sanctum.policy_page import ROWS
+from esper.karn.sanctum.widgets import RowsTable
 from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
 from karn.sanctum.events import a_round, finished, outcome, snapshot, started, step, update, write
-from karn.sanctum.screen import KINDS, RECORDED, drive, press, shown, text_of, until
+from karn.sanctum.screen import KINDS, RECORDED, drive, press, settle, shown, text_of, until
 
 EXPECTED = Path(__file__).parent / "screens"
 
@@ -96,6 +97,28 @@ def test_the_overview_sorts_reverses_filters_and_searches() -> None:
         assert "showing grown: 0 of 6" in screen(app)
 
     drive(RECORDED / "healthy", session)
+
+
+def test_a_click_on_a_heading_sorts_by_its_column() -> None:
+    async def session(app: Sanctum, pilot: Pilot[None]) -> None:
+        def order() -> list[str]:
+            return re.findall(r"^ +(\d+) +0\.\d{3} ", screen(app), re.MULTILINE)
+
+        table = app.screen.query_one(RowsTable)
+        heading = next(line for line in screen(app).splitlines() if "val. acc" in line)
+        by_number = order()
+        await pilot.click(table, offset=(heading.index("acc") - table.region.x, 0))
+        await settle(pilot)
+        assert sorted(order()) == sorted(by_number) != order()
+
+    drive(RECORDED / "healthy", session)
+
+
+def test_the_decision_under_the_cursor_is_the_one_explained() -> None:
+    first, second = (
+        shown(RECORDED / "healthy", "3", *keys) for keys in (("tab",), ("tab", "down"))
+    )
+    assert first != second
 
 
 def test_the_policy_page_distinguishes_missing_from_nan() -> None:

@@ -56,6 +56,15 @@ def test_a_past_moment_has_no_later_events(tmp_path: Path) -> None:
     assert playhead.moment().outcomes == []
 
 
+def test_a_step_by_hand_pauses_a_replay(tmp_path: Path) -> None:
+    playhead = playing(tmp_path, *a_round(1))
+    playhead.replay()
+    playhead.step(2)
+    assert (playhead.playing, at(playhead)) == (False, (1, 3))
+    playhead.step(-1)
+    assert at(playhead) == (1, 2)
+
+
 def test_a_replay_passes_every_step_at_its_speed_and_ends_live(tmp_path: Path) -> None:
     playhead = playing(tmp_path, *a_round(1), *a_round(2))
     playhead.replay()
