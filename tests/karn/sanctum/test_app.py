@@ -104,7 +104,7 @@ def test_a_click_on_a_heading_sorts_by_its_column() -> None:
         def order() -> list[str]:
             return re.findall(r"^ +(\d+) +0\.\d{3} ", screen(app), re.MULTILINE)
 
-        table = app.screen.query_one(RowsTable)
+        table = app.screen.query_one("#environments", RowsTable)
         heading = next(line for line in screen(app).splitlines() if "val. acc" in line)
         by_number = order()
         await pilot.click(table, offset=(heading.index("acc") - table.region.x, 0))
