@@ -146,8 +146,9 @@ class Cover:
         """The tests that try a mutant, the fastest first; empty if no test executes its line."""
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
-        tests = self._tests[mutant.path][str(mutant.line)]
-        return sorted(tests, key=lambda test: self.seconds.get(test, 0.0))[:MOST_TESTS]
+        # A context may also name a function of a test that is none itself.
+        tests = self._tests[mutant.path][str(mutant.line)] & self.seconds.keys()
+        return sorted(tests, key=lambda test: self.seconds[test])[:MOST_TESTS]
 
     def _part(self, file: Path, copy: Path) -> tuple[Lines, dict[str, float]]:
         """Lines and seconds of one file of tests."""
