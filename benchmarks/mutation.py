@@ -20,6 +20,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,8 +32,9 @@ from reporting import kept, made_on, new_parser, publish, table
 ROOT = Path(__file__).parent.parent
 AT_LEAST = 0.9
 """The share of the faults of each package that the tests must notice."""
-MOST_TESTS, FIRST_TESTS = 60, 8
-"""Tests that try one fault, the fastest first, and those that are tried before the others."""
+MOST_TESTS, MOST_SECONDS, FIRST_TESTS = 60, 60.0, 8
+"""Tests that try one fault, the fastest first: how many, what they may take together, and how many
+of them are tried before the others."""
 FAILED, PASSED, NO_TESTS = 1, 0, 5
 """Exit statuses of pytest."""
 MARKS = "not slow and not gpu"
@@ -148,7 +150,9 @@ class Cover:
             return list(NATIVE_TESTS)
         # A context may also name a function of a test that is none itself.
         tests = self._tests[mutant.path][str(mutant.line)] & self.seconds.keys()
-        return sorted(tests, key=lambda test: self.seconds[test])[:MOST_TESTS]
+        fastest = sorted(tests, key=lambda test: self.seconds[test])[:MOST_TESTS]
+        totals = accumulate(self.seconds[test] for test in fastest)
+        return [test for test, total in zip(fastest, totals, strict=True) if total < MOST_SECONDS]
 
     def _part(self, file: Path, copy: Path) -> tuple[Lines, dict[str, float]]:
         """Lines and seconds of one file of tests."""
