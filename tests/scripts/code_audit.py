@@ -34,7 +34,7 @@ import esper_lab
 from esper.karn.report import drawing
 from esper.leyline.config.offline import ImitationConfig
 from esper.leyline.config.setting import about, options_of, settings_of
-from esper.leyline.disk import replace_sealed, unsealed_json
+from esper.leyline.disk import replace_sealed, sealed_json, unsealed_json
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.gate import Permission
@@ -227,7 +227,7 @@ def _pickled(run: Path) -> None:
         (folder / name).write_bytes(evil)
         fields["sha256"][name] = checkpoint._sha256(evil)
         fields["bytes"][name] = len(evil)
-    (folder / "manifest.json").write_bytes(checkpoint._manifest_text(fields))
+    (folder / "manifest.json").write_bytes(sealed_json(fields, checkpoint._SEAL))
 
 
 def _grown() -> None:

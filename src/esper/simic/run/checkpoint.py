@@ -12,7 +12,6 @@ import pickletools
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from zipfile import ZIP_STORED, ZipFile
@@ -79,29 +78,16 @@ class _Manifest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     features: FeatureNames | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that was read and verified.
+class Checkpoint(_Manifest, kw_only=True, frozen=True):
+    """A checkpoint that was read and verified: its manifest and the rest.
 
     Attributes:
         path: its directory.
-        round: number of rounds trained.
-        events_bytes: length of the event lines at the end of that round.
-        blueprints: options of the policy's blueprint head.
         parts: nested dictionaries of tensors by part name.
-        sha256: checksums of the files of the parts, by name.
-        identity: what the checkpoint belongs to.
-        features: features that the policy observes; see ``_Manifest``.
     """
 
     path: Path
-    round: int
-    events_bytes: int
-    blueprints: list[str]
     parts: dict[str, dict[str, Any]]
-    sha256: dict[str, str]
-    identity: Identity
-    features: FeatureNames | None
 
 
 def restore_agent(agent: PPOAgent[Any], parts: dict[str, dict[str, Any]]) -> None:
@@ -245,7 +231,7 @@ def _write(
         identity=identity,
         features=features,
     )
-    write_synced(folder / _MANIFEST, _manifest_text(msgspec.to_builtins(manifest)))
+    write_synced(folder / _MANIFEST, sealed_json(msgspec.to_builtins(manifest), _SEAL))
     sync(folder)
     try:
         _contents(folder)
@@ -282,16 +268,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if manifest.round != int(path.name):
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
-    return Checkpoint(
-        path,
-        manifest.round,
-        manifest.events_bytes,
-        manifest.blueprints,
-        parts,
-        manifest.sha256,
-        manifest.identity,
-        manifest.features,
-    )
+    fields = {name: getattr(manifest, name) for name in _Manifest.__struct_fields__}
+    return Checkpoint(path=path, parts=parts, **fields)
 
 
 def _contents(path: Path) -> tuple[_Manifest, dict[str, bytes]]:
@@ -390,11 +368,6 @@ def _check_features(features: FeatureNames | None) -> None:
             f"the checkpoint's policy observes {', '.join(unknown)}, which this version does not "
             "compute; use the version of Esper that it came with"
         )
-
-
-def _manifest_text(fields: dict[str, Any]) -> bytes:
-    """The text of a manifest with its own checksum."""
-    return sealed_json(fields, _SEAL)
 
 
 def _sha256(content: bytes) -> str:
