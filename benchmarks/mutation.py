@@ -10,6 +10,7 @@ A fault is noticed if a test fails or takes longer than ``--seconds``. Whatever 
 is kept under ``--work`` for as long as source and tests stay as they are.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -148,8 +149,12 @@ class Cover:
         """The tests that try a mutant, the fastest first; empty if no test executes its line."""
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
+        lines = self._tests[mutant.path]
+        # What a module computes when it is imported is executed before its tests.
+        at_import = not is_in_function((ROOT / mutant.path).read_text(), mutant.line)
+        tests = set().union(*lines.values()) if at_import else lines[str(mutant.line)]
         # A context may also name a function of a test that is none itself.
-        tests = self._tests[mutant.path][str(mutant.line)] & self.seconds.keys()
+        tests = tests & self.seconds.keys()
         fastest = sorted(tests, key=lambda test: self.seconds[test])[:MOST_TESTS]
         totals = accumulate(self.seconds[test] for test in fastest)
         return [test for test, total in zip(fastest, totals, strict=True) if total < MOST_SECONDS]
@@ -183,6 +188,16 @@ class Cover:
         lines = _lines(folder, copy, file)
         shutil.rmtree(folder)
         return {"lines": lines, "seconds": seconds}
+
+
+def is_in_function(source: str, line: int) -> bool:
+    """Whether a line is executed when a function is called, not when the module is imported."""
+    bodies = [
+        (node.body[0].lineno, node.end_lineno or 0)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return any(begin <= line <= end for begin, end in bodies)
 
 
 def _lines(folder: Path, copy: Path, file: Path) -> Lines:

@@ -62,3 +62,12 @@ def test_a_draw_is_spread_over_packages_parses_and_is_reproducible() -> None:
         assert changed != source
         if mutant.path.endswith(".py"):
             ast.parse(changed)
+
+
+def test_what_is_executed_at_import_is_told_from_what_is_called() -> None:
+    from mutation import is_in_function
+
+    source = "A = 1\ndef f(x=2):\n    return 3\nclass B:\n    c = 4\n    def g(self):\n        5\n"
+    assert [is_in_function(source, line) for line in range(1, 8)] == [
+        False, False, True, False, False, False, True,
+    ]  # fmt: skip
