@@ -149,10 +149,12 @@ class Cover:
         """The tests that try a mutant, the fastest first; empty if no test executes its line."""
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
-        lines = self._tests[mutant.path]
-        # What a module computes when it is imported is executed before its tests.
-        at_import = not is_in_function((ROOT / mutant.path).read_text(), mutant.line)
-        tests = set().union(*lines.values()) if at_import else lines[str(mutant.line)]
+        tests = self._tests[mutant.path][str(mutant.line)]
+        if not is_in_function((ROOT / mutant.path).read_text(), mutant.line):
+            # What a module computes at import is executed before the tests that use it.
+            folder = Path(mutant.path).parent
+            near = [lines for file, lines in self._tests.items() if Path(file).parent == folder]
+            tests = {test for lines in near for names in lines.values() for test in names}
         # A context may also name a function of a test that is none itself.
         tests = tests & self.seconds.keys()
         fastest = sorted(tests, key=lambda test: self.seconds[test])[:MOST_TESTS]
