@@ -27,8 +27,9 @@ from esper.scripts.output import protect_streams
 from esper.scripts.train import train
 from esper.simic.growth import environment
 from esper.simic.ppo import PPOAgent
+from esper.simic.run import run_process
 from esper.simic.training import growth_trainee as growth
-from esper.simic.training import session, vectorized
+from esper.simic.training import vectorized
 from processes import WATCHDOG
 
 TINY = {
@@ -196,7 +197,7 @@ POINTS: dict[str, tuple[Any, str]] = {
 
 
 def _report_saves(say: Callable[[str], None]) -> None:
-    inside, original = [False], session.save
+    inside, original = [False], run_process.save
 
     def save(*arguments: Any) -> Path:
         say("save begins")
@@ -207,7 +208,7 @@ def _report_saves(say: Callable[[str], None]) -> None:
             inside[0] = False
             say("save ends")
 
-    session.save = save
+    run_process.save = save
     for owner, name in STEPS_OF_A_SAVE:
         _before(owner, name, lambda name=name: say(name) if inside[0] else None)
 

@@ -42,6 +42,7 @@ from esper.simic.run.run_directory import (
     stored_config,
     stored_id,
 )
+from esper.simic.run.run_process import StopSignal
 from esper.simic.trainer import Trainer
 from esper.simic.training.setup import (
     arithmetic,
@@ -50,7 +51,6 @@ from esper.simic.training.setup import (
     resolve_device,
     what_fits,
 )
-from esper.simic.training.stop_signal import StopSignal
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 
 
@@ -123,26 +123,27 @@ def learn_offline(
         with stop.listening():
             directory, checkpoint = _open(settings, config, data, trainer, device, resume)
             session = OfflineSession(
-                directory,
-                config,
-                settings,
-                data,
-                trainer,
-                observer or SilentObserver(),
-                stop,
-                _identity(directory.path, config),
+                directory=directory,
+                config=config,
+                settings=settings,
+                data=data,
+                trainer=trainer,
+                observer=observer or SilentObserver(),
+                stop=stop,
+                identity=_identity(directory.path, config),
             )
-            done = 0
             if checkpoint is not None:
-                done = checkpoint.round
-                session.best = done, float(checkpoint.parts["counters"]["held_out_loss"])
+                session.done = checkpoint.round
+                loss = float(checkpoint.parts["counters"]["held_out_loss"])
+                session.best = session.done, loss
             try:
-                status, code, epochs = session.run(done)
+                epochs = session.run()
             except torch.OutOfMemoryError as error:
                 raise what_fits(error, config.batch_size, device, "batch_size") from error
             finally:
                 directory.close()
     seconds = time.perf_counter() - begin
+    status, code = session.status, session.code
     return OfflineSummary(directory.path, status, code, epochs, session.best[0], seconds)
 
 

@@ -9,27 +9,19 @@ import torch
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.offline import ImitationConfig
-from esper.leyline.disk import sync
 from esper.leyline.events import (
     SCHEMA_VERSION,
-    CheckpointSaved,
     PolicyUpdateCompleted,
-    TrainingFinished,
     TrainingStarted,
     number,
 )
 from esper.leyline.metrics import Metric
-from esper.leyline.notices import notice
-from esper.nissa.hub import Hub
-from esper.nissa.sinks import run_sinks
 from esper.simic.offline.batches import EpisodeLoader, epoch_order
 from esper.simic.offline.methods import method_of
 from esper.simic.offline.recorded_data import RecordedData
-from esper.simic.run.checkpoint import save, what_stays
-from esper.simic.run.identity import Identity
 from esper.simic.run.run_directory import RunDirectory
+from esper.simic.run.run_process import RunProcess, StopRequest
 from esper.simic.trainer import Batch, Trainer
-from esper.simic.training.stop_signal import StopSignal
 from esper.simic.update_metrics import averages
 
 HELD_OUT = {
@@ -71,31 +63,25 @@ class OfflineObserver(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class OfflineSession:
+@dataclass(slots=True, kw_only=True)
+class OfflineSession(RunProcess):
     """One process of a run that learns from records.
 
     Attributes:
-        directory: the run directory, locked by this process.
         config: settings of learning.
         settings: settings of the run, see ``policy_config``.
         data: what is learned from.
         trainer: learns.
         observer: notified of every epoch.
-        stop: records whether a signal was received.
-        identity: what checkpoints belong to.
         best: the best epoch so far and its loss; 0 and infinity before the first.
         save_failure: whether the best epoch could not be saved.
     """
 
-    directory: RunDirectory
     config: ImitationConfig
     settings: TrainConfig
     data: RecordedData
     trainer: Trainer
     observer: OfflineObserver
-    stop: StopSignal
-    identity: Identity
     best: tuple[int, float] = (0, math.inf)
     save_failure: bool = False
 
@@ -112,48 +98,37 @@ class OfflineSession:
         """Whether the method compares the episodes of a group."""
         return method_of(self.config) == "vine"
 
-    def run(self, done: int) -> tuple[str, int, list[EpochSummary]]:
-        """Learn from epoch ``done + 1`` on; returns status, exit code and summaries."""
-        output = self.settings.output
-        hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
+    def run(self) -> list[EpochSummary]:
+        """Learn from epoch ``done + 1`` on; returns the summaries."""
         summaries: list[EpochSummary] = []
-        status, code = "finished", 0
         loader = EpisodeLoader(self.data.episodes, self.data.returns, self.trainer.device)
-        try:
-            hub.emit(self._start(done))
-            self.observer.started(self.directory, self.data, done, self.config.epochs)
-            for epoch in range(done + 1, self.config.epochs + 1):
-                summary = self._epoch(loader, epoch)
-                if summary is None:
-                    assert self.stop.number is not None
-                    status, code = "interrupted", 128 + self.stop.number
-                    break
-                summaries.append(summary)
-                self._finish_epoch(hub, summary)
-                if summary.metrics[Metric.REFUSED]:
-                    notice(
-                        f"esper: epoch {epoch} produced non-finite values, so learning stops; "
-                        f"the best epoch, {self.best[0]}, is kept"
-                    )
-                    status, code = "failed", 1
-                    break
-                if self.selects and epoch - self.best[0] >= self.config.patience:
-                    break
-            code = code or int(self.save_failure)
-            self._emit_end(hub, done + len(summaries), status)
-        except (Exception, SystemExit) as error:
-            self._emit_end(hub, done + len(summaries), "failed", repr(error))
-            raise
-        finally:
-            hub.close()
-        return status, code, summaries
+        with self.telemetry(self.settings.output):
+            self.hub.emit(self._start())
+            self.observer.started(self.directory, self.data, self.done, self.config.epochs)
+            try:
+                for epoch in range(self.done + 1, self.config.epochs + 1):
+                    summaries.append(self._epoch(loader, epoch))
+                    self.done = epoch
+                    self._finish_epoch(summaries[-1])
+                    if summaries[-1].metrics[Metric.REFUSED]:
+                        self.fail(
+                            f"epoch {epoch} produced non-finite values, so learning stops; "
+                            f"the best epoch, {self.best[0]}, is kept"
+                        )
+                        break
+                    if self.selects and epoch - self.best[0] >= self.config.patience:
+                        break
+            except StopRequest:
+                self.interrupt()
+            self.code = self.code or int(self.save_failure)
+        return summaries
 
-    def _start(self, done: int) -> TrainingStarted:
+    def _start(self) -> TrainingStarted:
         world = self.settings.world
         return TrainingStarted(
             time=time.time(),
             schema=SCHEMA_VERSION,
-            round=done,
+            round=self.done,
             rounds=self.config.epochs,
             tasks=list(dict.fromkeys(self.data.episodes.tasks)),
             policy=self.settings.method.algorithm,
@@ -168,18 +143,13 @@ class OfflineSession:
             level=self.config.telemetry_level,
         )
 
-    @staticmethod
-    def _emit_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
-        hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
-
-    def _epoch(self, loader: EpisodeLoader, epoch: int) -> EpochSummary | None:
-        """Learn for one epoch; None if a signal ended it."""
+    def _epoch(self, loader: EpisodeLoader, epoch: int) -> EpochSummary:
+        """Learn for one epoch."""
         begin = time.perf_counter()
         order = epoch_order(self.data.training, self.config.seed, epoch)
         batches = []
         for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
-            if self.stop.number is not None:
-                return None
+            self.stop.check()
             batches.append((self.trainer.step(batch), _steps(batch)))
         # The only transfer of an epoch: it also waits for the device, so that the time is right.
         metrics = averages(batches, self.trainer.policy.heads)
@@ -207,39 +177,24 @@ class OfflineSession:
         metrics = averages(batches, self.trainer.policy.heads)
         return {HELD_OUT[name]: value for name, value in metrics.items()}
 
-    def _finish_epoch(self, hub: Hub, summary: EpochSummary) -> None:
+    def _finish_epoch(self, summary: EpochSummary) -> None:
         """Emit the epoch's event, save its policy if it is the best, and tell the observer."""
         numbers = {n: None if v is None else number(v) for n, v in summary.metrics.items()}
         epoch = summary.epoch
         now = time.time()
-        hub.emit(PolicyUpdateCompleted(time=now, round=epoch, update=epoch, metrics=numbers))
+        self.hub.emit(PolicyUpdateCompleted(time=now, round=epoch, update=epoch, metrics=numbers))
         if summary.best:
-            self._save(hub, epoch)
+            self._save(epoch)
         self.observer.epoch_done(summary)
 
-    def _save(self, hub: Hub, epoch: int) -> None:
-        """Save the best epoch so far; if that fails, earlier checkpoints stay."""
-        hub.flush()
-        events = self.directory.events
+    def _save(self, epoch: int) -> None:
+        """Save the best epoch so far."""
+        self.hub.flush()
         parts = self.trainer.state()
         parts["counters"]["held_out_loss"] = torch.tensor(self.best[1], dtype=torch.float64)
-        try:
-            if events.exists():
-                sync(events)
-            length = self.directory.events_length()
-            keep = self.config.keep_checkpoints
-            features = self.trainer.policy.features
-            path = save(self.directory.path, epoch, parts, length, keep, self.identity, features)
-        except OSError as error:
-            notice(
-                f"warning: checkpoint: epoch {epoch} was not saved ({error.strerror}); "
-                f"{what_stays(self.directory.path)}"
-            )
-            self.save_failure = True
-            return
-        self.save_failure = False
-        relative = str(path.relative_to(self.directory.path))
-        hub.emit(CheckpointSaved(time=time.time(), round=epoch, path=relative))
+        length, keep = self.directory.events_length(), self.config.keep_checkpoints
+        features = self.trainer.policy.features
+        self.save_failure = not self.save_checkpoint("epoch", epoch, parts, length, keep, features)
 
 
 def _steps(batch: Batch) -> float:

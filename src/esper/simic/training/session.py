@@ -6,34 +6,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from esper.leyline.config import TrainConfig, flatten
-from esper.leyline.disk import sync
 from esper.leyline.events import (
     AnalyticsSnapshot,
-    CheckpointSaved,
     PolicyUpdateCompleted,
     PPOUpdateCompleted,
-    TrainingFinished,
     UpdateRefused,
     number,
 )
 from esper.leyline.metrics import Metric, part_metric
 from esper.leyline.notices import notice
 from esper.leyline.precision_text import precision_text
-from esper.nissa.hub import Hub
-from esper.nissa.sinks import run_sinks
 from esper.simic.distributed.cluster import ActorsLost
 from esper.simic.optimizer import GROUPS
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_writer import RecordWriter
 from esper.simic.rollout import Rollout
-from esper.simic.run.checkpoint import save, what_stays
-from esper.simic.run.identity import Identity
-from esper.simic.run.run_directory import RunDirectory
+from esper.simic.run.run_process import RunProcess, StopRequest
 from esper.simic.training.anomaly_detector import AnomalyDetector
 from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.recorder import RoundSummary
 from esper.simic.training.replay import write_refusal
-from esper.simic.training.stop_signal import StopRequest, StopSignal
 from esper.simic.training.trainee import AnyStep, Trainee
 
 AnySummary = RoundSummary | GymSummary
@@ -82,16 +74,13 @@ class _Refusal(Exception):
         )
 
 
-@dataclass(slots=True)
-class Session:
-    """One process of a run.
+@dataclass(slots=True, kw_only=True)
+class Session(RunProcess):
+    """One process of a run whose policy acts.
 
     Attributes:
-        directory: the run directory, locked by this process.
         trainee: environments and policy.
         observer: notified of every step and round.
-        stop: records whether a signal was received.
-        identity: what checkpoints belong to.
         checkpoint_round: round of the latest checkpoint, None if there is none.
         records: writes the rollouts of rounds; None if they are not recorded.
         events_bytes: length of the event lines at the end of the last round.
@@ -99,11 +88,8 @@ class Session:
         detector: detects anomalies in learning.
     """
 
-    directory: RunDirectory
     trainee: Trainee
     observer: Observer
-    stop: StopSignal
-    identity: Identity
     checkpoint_round: int | None = None
     records: RecordWriter | None = None
     events_bytes: int = 0
@@ -120,69 +106,55 @@ class Session:
         """The learner, None for a policy that does not learn."""
         return self.trainee.agent
 
-    def run(self, done: int) -> tuple[str, int, list[Any]]:
-        """Run rounds ``done + 1`` to the total; returns status, exit code and summaries."""
-        total = self.config.world.rounds
-        output = self.config.output
-        hub = Hub(run_sinks(self.directory.path, output), output.telemetry_level)
+    def run(self) -> list[Any]:
+        """Run the rounds after ``done`` to the total; returns their summaries."""
+        total, every = self.config.world.rounds, self.config.output.checkpoint_every
         summaries: list[Any] = []
-        status, code = "finished", 0
-        try:
-            self._announce(hub, done)
+        with self.telemetry(self.config.output):
+            self._announce()
             try:
-                for number in range(done + 1, total + 1):
+                for number in range(self.done + 1, total + 1):
                     self.stop.check()
-                    summaries.append(self._round(hub, number))
-                    if number % self.config.output.checkpoint_every == 0 or number == total:
-                        self._save(hub, number)
+                    summaries.append(self._round(number))
+                    self.done = number
+                    if number % every == 0 or number == total:
+                        self._save()
                     # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MAX_REFUSALS:
                         raise _Refusal
             except StopRequest:
-                assert self.stop.number is not None
-                status, code = "interrupted", 128 + self.stop.number
+                self.interrupt()
                 # Incomplete rollouts are discarded: weights are those of the last complete round.
-                self._save(hub, done + len(summaries))
-            except (_Refusal, ActorsLost) as error:
-                line = str(error)
-                if isinstance(error, ActorsLost):
-                    line = f"ray: {error}, so the run stops; --resume continues its checkpoint"
-                notice(f"esper: {line}")
-                status, code = "failed", 1
-                self._save(hub, done + len(summaries))
-            if self.agent is not None and self.checkpoint_round != done + len(summaries):
-                code = 1
-            self._emit_end(hub, done + len(summaries), status)
-        except (Exception, SystemExit) as error:
-            self._emit_end(hub, done + len(summaries), "failed", repr(error))
-            raise
-        finally:
-            hub.close()
-        return status, code, summaries
+                self._save()
+            except _Refusal as error:
+                self.fail(str(error))
+                self._save()
+            except ActorsLost as error:
+                self.fail(f"ray: {error}, so the run stops; --resume continues its checkpoint")
+                self._save()
+            if self.agent is not None and self.checkpoint_round != self.done:
+                self.code = 1
+        return summaries
 
-    @staticmethod
-    def _emit_end(hub: Hub, done: int, status: str, message: str | None = None) -> None:
-        hub.emit(TrainingFinished(time=time.time(), round=done, status=status, message=message))
+    def _announce(self) -> None:
+        self.hub.emit(self.trainee.start_event(self.done))
+        self._note_events()
+        self.observer.started(self.directory.path, self.config, self.done, self.trainee.steps)
 
-    def _announce(self, hub: Hub, done: int) -> None:
-        hub.emit(self.trainee.start_event(done))
-        self._note_events(hub)
-        self.observer.started(self.directory.path, self.config, done, self.trainee.steps)
-
-    def _note_events(self, hub: Hub) -> None:
+    def _note_events(self) -> None:
         """Record the length of the event file at the end of a round."""
-        hub.flush()
+        self.hub.flush()
         self.events_bytes = self.directory.events_length()
 
-    def _round(self, hub: Hub, index: int) -> Any:
+    def _round(self, index: int) -> Any:
         def on_step(step: AnyStep) -> None:
             self.observer.stepped(step)
             if not step.done:
                 self.stop.check()
 
         begin = time.perf_counter()
-        rollout = self.trainee.collect(hub, index, on_step)
+        rollout = self.trainee.collect(self.hub, index, on_step)
         collect_end = time.perf_counter()
         self._record(index, rollout)
         record_end = time.perf_counter()
@@ -193,13 +165,13 @@ class Session:
         update = self._update_completed(index, metrics) if self.agent else None
         snapshot = self._snapshot(index, metrics, speed, collect_end - begin, end - record_end)
         if update is not None:
-            hub.emit(update)
-            self._note_refusal(hub, index)
-        hub.emit(snapshot)
+            self.hub.emit(update)
+            self._note_refusal(index)
+        self.hub.emit(snapshot)
         for anomaly in self.detector.observe(update, snapshot):
-            hub.emit(anomaly)
-        summary = self.trainee.finish(hub, index, speed, metrics)
-        self._note_events(hub)
+            self.hub.emit(anomaly)
+        summary = self.trainee.finish(self.hub, index, speed, metrics)
+        self._note_events()
         return summary
 
     def _record(self, index: int, rollout: Rollout[Any]) -> None:
@@ -246,7 +218,7 @@ class Session:
             update_seconds=update_seconds,
         )
 
-    def _note_refusal(self, hub: Hub, index: int) -> None:
+    def _note_refusal(self, index: int) -> None:
         """Report a refused update, and write the file from which it can be replayed."""
         assert self.agent is not None
         if self.agent.refusal is None:
@@ -255,13 +227,14 @@ class Session:
         self.refusals += 1
         try:
             path = write_refusal(self.directory.path, index, self.agent, flatten(self.config))
-            relative, advice = self._relative(path), f"esper replay {path} repeats it"
+            relative = str(path.relative_to(self.directory.path))
+            advice = f"esper replay {path} repeats it"
         except OSError as error:
             relative, advice = "", f"the file that repeats it was not written ({error.strerror})"
         tensor = self.agent.refusal.tensor
         dtypes = self.trainee.precision.dtype_name, self.agent.policy.amp_dtype_name
         precision = precision_text(*dtypes)
-        hub.emit(
+        self.hub.emit(
             UpdateRefused(
                 time=time.time(),
                 round=index,
@@ -277,32 +250,15 @@ class Session:
             f"({precision}); {advice}"
         )
 
-    def _save(self, hub: Hub, number: int) -> None:
-        """Save a checkpoint of round ``number``, unless the round has one.
+    def _save(self) -> None:
+        """Save a checkpoint of the last complete round, unless it has one.
 
         If it cannot be written, training continues, because the disk may have space for the next
-        one; earlier checkpoints stay.
+        one.
         """
-        if self.agent is None or number == self.checkpoint_round:
+        if self.agent is None or self.done == self.checkpoint_round:
             return
-        keep = self.config.output.keep_checkpoints
+        keep, features = self.config.output.keep_checkpoints, self.agent.policy.features
         parts = self.trainee.parts()
-        try:
-            if self.directory.events.exists():
-                sync(self.directory.events)
-            size, identity = self.events_bytes, self.identity
-            features = self.agent.policy.features
-            path = save(self.directory.path, number, parts, size, keep, identity, features)
-        except OSError as error:
-            notice(
-                f"warning: checkpoint: round {number} was not saved ({error.strerror}); "
-                f"{what_stays(self.directory.path)}"
-            )
-            return
-        self.checkpoint_round = number
-        event = CheckpointSaved(time=time.time(), round=number, path=self._relative(path))
-        hub.emit(event)
-
-    def _relative(self, path: Path) -> str:
-        """A path within the run directory, relative to it."""
-        return str(path.relative_to(self.directory.path))
+        if self.save_checkpoint("round", self.done, parts, self.events_bytes, keep, features):
+            self.checkpoint_round = self.done

@@ -34,11 +34,11 @@ from esper.simic.run.run_directory import (
     stored_config,
     stored_id,
 )
+from esper.simic.run.run_process import StopSignal
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.session import NullObserver, Observer, Session
 from esper.simic.training.setup import arithmetic, memory_error, resolve_devices, what_fits
-from esper.simic.training.stop_signal import StopSignal
 from esper.simic.training.trainee import Trainee
 from esper.tamiyo.baselines import Actor
 
@@ -199,17 +199,18 @@ def run_training(
         directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
         session = Session(
-            directory,
-            trainee,
-            observer or NullObserver(),
-            stop,
-            identity_of(stored_id(directory.path), trainee.config, trainee.data_digests),
+            directory=directory,
+            trainee=trainee,
+            observer=observer or NullObserver(),
+            stop=stop,
+            identity=identity_of(stored_id(directory.path), trainee.config, trainee.data_digests),
+            done=done,
             checkpoint_round=done if resume else None,
             records=RecordWriter(directory.path, output.record_last) if output.record else None,
         )
         try:
             with arithmetic(device, trainee.operation_threads, config.machine.tf32):
-                status, code, rounds = session.run(done)
+                rounds = session.run()
         except RuntimeError as error:
             full = memory_error(error)
             if full is None:
@@ -217,7 +218,8 @@ def run_training(
             raise what_fits(full, trainee.count, device) from error
         finally:
             directory.close()
-    return RunSummary(directory.path, status, code, rounds, time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return RunSummary(directory.path, session.status, session.code, rounds, seconds)
 
 
 def _trainee(
