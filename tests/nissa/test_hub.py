@@ -1,6 +1,7 @@
 """The hub: order, levels, failing and slow sinks, and dropped steps."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,29 @@ def test_a_failing_sink_is_removed_and_the_others_continue(capsys, method: str) 
     assert sound.calls[-1] == "close"
     said = capsys.readouterr().err
     assert said.count("disk on fire") == said.count("\n") == 1
+
+
+def test_a_sink_that_fails_is_closed_and_its_file_with_it(tmp_path: Path) -> None:
+    broken, lines = Kept(), JsonLines(tmp_path)
+    broken.write = lambda _: 1 / 0  # type: ignore[assignment, method-assign]
+    hub = Hub([broken, lines], "normal")
+    hub.emit(update(1))
+    hub.close()
+    assert broken.calls == ["close"]
+    assert lines._file is not None
+    assert lines._file.closed
+    JsonLines(tmp_path).close()  # without an event there is no file to close
+
+
+def test_an_event_reaches_a_live_reader_though_nobody_asks_for_a_flush() -> None:
+    sink = Kept()
+    hub = Hub([sink], "normal")
+    hub.emit(update(1))
+    end = time.monotonic() + WATCHDOG
+    while sink.calls != ["flush"] and time.monotonic() < end:
+        time.sleep(0.001)
+    assert sink.calls == ["flush"]
+    hub.close()
 
 
 def test_a_slow_sink_drops_steps_but_never_rounds(capsys) -> None:
