@@ -152,8 +152,10 @@ class Cover:
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
         tests = self._tests[mutant.path][str(mutant.line)]
-        if not is_in_function((ROOT / mutant.path).read_text(), mutant.line):
-            # What a module computes at import is executed before the tests that use it.
+        source = (ROOT / mutant.path).read_text()
+        if not tests & self.seconds.keys() or not is_in_function(source, mutant.line):
+            # What a module computes at import is executed before the tests that use it, and what a
+            # fixture executes belongs to no test.
             folder = Path(mutant.path).parent
             near = [lines for file, lines in self._tests.items() if Path(file).parent == folder]
             tests = {test for lines in near for names in lines.values() for test in names}
