@@ -328,3 +328,4 @@ def test_a_check_reports_what_is_wrong_with_the_data() -> None:
 
     found = esper.check(Noisy(), loader(*table(16), batch=4), loss="mse", progress=False)
     assert any("two passes over one batch differ" in remark for remark in found.remarks)
+    assert all(f"  remark   {remark}" in str(found).splitlines() for remark in found.remarks)

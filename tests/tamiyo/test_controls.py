@@ -9,11 +9,14 @@ import torch
 
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
 from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.stages import Stage
 from esper.simic.training.vectorized import run_training
 from esper.tamiyo.baselines import NeverActor, first_applicable
+from esper.tamiyo.heuristic import HeuristicActor
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import SLOT_FEATURES
 from esper.tamiyo.random_actor import RandomActor
-from synthetic import CPU, random_observation
+from synthetic import CPU, everything_legal, random_observation
 
 
 def test_the_heuristic_keeps_seeds_that_help(tmp_path: Path) -> None:
@@ -22,6 +25,19 @@ def test_the_heuristic_keeps_seeds_that_help(tmp_path: Path) -> None:
     (done,) = run_training(unflatten(settings, TrainConfig()), "heuristic").rounds
     assert done.fossilised >= 0.5
     assert done.gain > 0.0
+
+
+def test_the_heuristic_prunes_held_seeds_that_do_not_help_and_keeps_those_that_do() -> None:
+    observation = everything_legal(random_observation((3,), slots=2, seed=5))
+    names = [f"stage_{Stage.HOLDING.name.lower()}", "contribution"]
+    held, contribution = (observation.slots[..., SLOT_FEATURES.index(name)] for name in names)
+    held[:] = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    contribution[:] = torch.tensor([[-0.5, 0.0], [0.0, 1.0], [-0.5, 0.0]])
+    actor = HeuristicActor(40)
+    actor.begin(torch.arange(3), 0)
+    actions = actor.act(observation, 0)[0]
+    assert actions[:, 0].tolist() == [Op.PRUNE, Op.FOSSILISE, Op.ADVANCE]
+    assert actions[:, 1].tolist() == [0, 1, 0]
 
 
 def test_the_random_policy_is_uniform_over_legal_options() -> None:

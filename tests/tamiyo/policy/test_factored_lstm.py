@@ -81,6 +81,13 @@ def every_action(observation: Observation) -> Tensor:
 # --- shared weights -----------------------------------------------------------------------
 
 
+def test_hidden_layers_begin_orthogonal_with_the_gain_of_a_relu() -> None:
+    weight = FactoredLSTM(lstm_hidden=WIDTH).encoder[0].weight.detach()
+    small = min(weight.shape)
+    product = weight @ weight.T if len(weight) == small else weight.T @ weight
+    torch.testing.assert_close(product, 2 * torch.eye(small), rtol=0, atol=1e-4)
+
+
 def test_one_state_dict_acts_on_two_three_and_ten_slots(policy) -> None:
     weights = policy.state_dict()
     for slots in (2, 3, 10):
