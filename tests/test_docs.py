@@ -24,7 +24,6 @@ from esper.leyline.config import canonical, check, unflatten
 from esper.leyline.config.setting import spellings
 from esper.leyline.metrics import METRICS, PER_HEAD
 from esper.runtime.tasks import SUITES, TASKS
-from esper.scripts.check import CheckArguments
 from esper.scripts.flags import read_flags
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
@@ -34,7 +33,7 @@ from esper.scripts.replay import ReplayArguments
 from esper.scripts.report import ReportArguments
 from esper.scripts.runs import PruneArguments, RunsArguments
 from esper.scripts.sanctum import SanctumArguments
-from esper.scripts.tasks import FetchArguments, TasksArguments
+from esper.scripts.tasks import CheckArguments, FetchArguments, TasksArguments
 from esper.scripts.train import flags_of_commands
 from esper.simic.gym.memory_tasks import register
 from esper_lab.evaluate import EvaluateArguments

@@ -120,7 +120,7 @@ HOMONYMS = {
     "scripts/progress.py": {"entropy"},
     "simic/training/replay.py": {"refused"},
     "own_models/": {"loss", "clip"},
-    "scripts/check.py": {"loss"},
+    "scripts/tasks.py": {"loss"},
     "scripts/grow_model.py": {"loss", "clip"},
 }
 """Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""

@@ -38,7 +38,7 @@ from esper.leyline.disk import replace_sealed, sealed_json, unsealed_json
 from esper.leyline.errors import UsageError
 from esper.runtime import plugins
 from esper.runtime.gate import Permission
-from esper.scripts import check, completion, grow_model, grow_task, grown_files, runs, tasks
+from esper.scripts import completion, grow_model, grow_task, grown_files, runs, tasks
 from esper.scripts import main as commands
 from esper.scripts.entry import run_guarded
 from esper.simic.offline.offline_run import learn_offline
@@ -46,7 +46,7 @@ from esper.simic.offline.offline_session import OfflineSession
 from esper.simic.run import checkpoint
 from esper.simic.training.session import Session
 from esper.simic.training.vectorized import train_ppo_vectorized
-from esper_lab import evaluate, ladder
+from esper_lab import ladder
 from small_runs import SMALL
 
 TESTS = Path(__file__).parents[1]
@@ -268,15 +268,13 @@ CODE = ("plugin", "model", "data", "file", "gym")
 
 def all_commands() -> Iterator[tuple[str, type]]:
     """Every command and the dataclass of its flags, from the parser's own table."""
-    for name, home in completion.ARGUMENTS.items():
-        if isinstance(home, dict):
-            yield from ((f"{name} {one}", kind) for one, kind in home.items())
-        elif home == f"{completion.LABORATORY}.evaluate_arguments":
-            yield name, evaluate.EvaluateArguments
+    for name in commands.COMMANDS:
+        kind = completion.arguments_of(name)
+        if isinstance(kind, dict):
+            yield from ((f"{name} {one}", of_one) for one, of_one in kind.items())
         else:
-            module, kind = home.split(".")
-            yield name, getattr(__import__(f"esper.scripts.{module}", fromlist=[kind]), kind)
-    yield "tasks check", check.CheckArguments
+            yield name, kind
+    yield "tasks check", tasks.CheckArguments
     yield "tasks fetch", tasks.FetchArguments
     yield "runs prune", runs.PruneArguments
 

@@ -16,8 +16,8 @@ from processes import ROOT, ran_python
 AUDIT = ROOT / "tests" / "scripts" / "code_audit.py"
 SOURCE = ROOT / "src"
 COMMANDS = {
-    *("scripts/check.py", "scripts/from_records.py", "scripts/grow_model.py"),
-    *("scripts/grow_task.py", "scripts/tasks.py", "scripts/train.py", "esper_lab/evaluate.py"),
+    *("scripts/grow_model.py", "scripts/grow_task.py", "scripts/tasks.py", "scripts/train.py"),
+    "esper_lab/evaluate.py",
 }
 PYTHON_INTERFACE = {"simic/training/vectorized.py"}
 ACTORS = {"simic/training/actor_specs.py"}

@@ -11,7 +11,7 @@ import torch
 from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import TASKS, Task, find
-from esper.scripts import check, grow_task
+from esper.scripts import grow_task
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
@@ -171,8 +171,9 @@ def test_commands_split_the_data_with_the_seed(
         split.extend(a.split_seed for a in arguments if isinstance(a, Task))
         raise UsageError("enough")
 
-    for module, name in ((check, "try_task"), (describe, "diagnose"), (grow_task, "grow_on_task")):
-        monkeypatch.setattr(module, name, stop)
+    for name in ("scripts.tasks.try_task", "scripts.grow_task.grow_on_task"):
+        monkeypatch.setattr(f"esper.{name}", stop)
+    monkeypatch.setattr(describe, "diagnose", stop)
     out = ["--out", str(tmp_path / "m.pt2")]
     calls = [
         (tasks, ["check", short[1]]),

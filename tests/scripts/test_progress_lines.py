@@ -10,7 +10,7 @@ import pytest
 from esper.leyline import phases
 from esper.leyline.config.algorithm import algorithms
 from esper.leyline.phases import Phase, current_phase, phase, track
-from esper.scripts import grown_files, progress_lines, replay, report, watched
+from esper.scripts import grown_files, progress_lines, replay, watched
 from esper.scripts.main import COMMANDS, LIVE, esper
 from esper.simic.training.replay import ReplayResult
 from own_modules import SOURCE
@@ -48,8 +48,7 @@ def test_every_command_says_what_it_does(tmp_path: Path, monkeypatch, capsys) ->
 
     monkeypatch.setattr(phases, "Phase", new_phase)
     monkeypatch.setattr(grown_files, "_write_programs", lambda *_: {})
-    for module in (report, watched):
-        monkeypatch.setattr(module, "report_ended", lambda *_: None)
+    monkeypatch.setattr(watched, "report_ended", lambda *_: None)
     # A refused update needs a run that diverges.
     monkeypatch.setattr(replay, "replay_file", lambda _: ReplayResult(1, "loss", "loss"))
     monkeypatch.chdir(tmp_path)

@@ -85,7 +85,6 @@ READERS = (
     "leyline/config/reading.py",
     "scripts/entry.py",
     "scripts/flags.py",
-    "scripts/from_records.py",
     "scripts/train.py",
     "scripts/watched.py",
     "simic/training/vectorized.py",

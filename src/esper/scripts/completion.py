@@ -12,24 +12,11 @@ import tyro
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.laboratory import find_part
 from esper.scripts.flags import help_view
+from esper.scripts.main import COMMANDS, OF_LABORATORY
 from esper.scripts.train import flags_of_commands
 
 Shell = Literal["bash", "zsh", "fish"]
 SHELLS: tuple[str, ...] = get_args(Shell)
-LABORATORY = "laboratory"
-ARGUMENTS: dict[str, Any] = {
-    "train": flags_of_commands(),
-    "evaluate": f"{LABORATORY}.evaluate_arguments",
-    "grow": "grow.GrowArguments",
-    "policies": "policies.PoliciesArguments",
-    "sanctum": "sanctum.SanctumArguments",
-    "report": "report.ReportArguments",
-    "query": "query.QueryArguments",
-    "runs": "runs.RunsArguments",
-    "replay": "replay.ReplayArguments",
-    "tasks": "tasks.TasksArguments",
-}
-"""The dataclass of each command, in its module; of ``runs`` and ``tasks`` without their words."""
 
 
 def completion(arguments: list[str]) -> int:
@@ -42,14 +29,11 @@ def completion(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         hint = suggestion(arguments[0], SHELLS, choices) if len(arguments) == 1 else choices
         raise UsageError(f"completion: esper --completion takes the name of a shell; {hint}")
-    commands = dict(ARGUMENTS)
-    if find_part("evaluate_arguments") is None:
-        del commands["evaluate"]
     script = StringIO()
     try:
         with redirect_stdout(script):
             tyro.cli(
-                _any_of(commands),
+                _any_of({name: arguments_of(name) for name in COMMANDS}),
                 args=["--tyro-write-completion", arguments[0], "-"],
                 prog="esper",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
@@ -61,25 +45,28 @@ def completion(arguments: list[str]) -> int:
     return 0
 
 
+def arguments_of(command: str) -> Any:
+    """The dataclass of a command, or those of its commands by name; None if it is not installed.
+
+    Those of ``runs`` and ``tasks`` are without their words.
+    """
+    if command == "train":
+        return flags_of_commands()
+    if command in OF_LABORATORY:
+        return find_part(f"{command}_arguments")
+    return getattr(import_module(f"esper.scripts.{command}"), f"{command.title()}Arguments")
+
+
 def _any_of(commands: dict[str, Any]) -> Any:
     """The type that tyro reads as a choice of commands, which may be choices again."""
     return reduce(
         or_,
         (
             Annotated[
-                _any_of(home) if isinstance(home, dict) else _view(home),
+                _any_of(kind) if isinstance(kind, dict) else help_view(kind),
                 tyro.conf.subcommand(name=name),
             ]
-            for name, home in commands.items()
+            for name, kind in commands.items()
+            if kind is not None
         ),
     )
-
-
-def _view(home: str | type) -> Any:
-    """The type that tyro shows for a command."""
-    if isinstance(home, type):
-        return help_view(home)
-    module, name = home.split(".")
-    if module == LABORATORY:
-        return help_view(find_part(name))
-    return help_view(getattr(import_module(f"esper.scripts.{module}"), name))

@@ -1,4 +1,4 @@
-"""``esper sanctum``: watch a run on the terminal; and Sanctum beside training.
+"""``esper sanctum``: watch a run on the terminal; and the terminal while Sanctum has it.
 
 Beside training, Sanctum is a separate process that uses the terminal and reads the run directory,
 so that a failure of either does not affect the other. Training stays in its process; while Sanctum
@@ -12,24 +12,15 @@ import subprocess
 import sys
 import termios
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
 
-from esper.leyline.config import TrainConfig
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.scripts.entry import run_command
 from esper.scripts.flags import parse
-
-if TYPE_CHECKING:
-    # Sanctum's own process does without what trains.
-    from esper.scripts.progress import LiveProgress
-    from esper.simic.training.session import AnySummary
-    from esper.simic.training.trainee import AnyStep
 
 GRACE_SECONDS = 3.0
 """Seconds that Sanctum has to restore the screen before it is killed."""
@@ -148,82 +139,6 @@ class Terminal:
             return  # the terminal, or the run directory, no longer exists
         if has_output:
             notice(f"output while Sanctum was open: {self.log}")
-
-
-class SanctumObserver:
-    """Observes a run (``simic.training.observer.Observer``), with or without Sanctum.
-
-    Args:
-        progress: the display that is used without Sanctum.
-        enabled: whether the user asked for Sanctum.
-    """
-
-    def __init__(self, progress: "LiveProgress", enabled: bool):
-        self.progress, self.enabled = progress, enabled
-        self.terminal: Terminal | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.terminal is not None and self.terminal.in_use:
-            self.terminal.restore()
-
-    def started(self, path: Path, config: TrainConfig, done: int, steps_per_round: int) -> None:
-        """See ``Observer``."""
-        self.progress.started(path, config, done, steps_per_round)
-        if not self.enabled:
-            return
-        reason = _obstacle(config)
-        if reason is not None:
-            notice(f"sanctum: {reason}; training without it")
-            return
-        self.progress.progress.stop()
-        try:
-            self.terminal = Terminal(path)
-        except (OSError, termios.error) as error:
-            notice(f"sanctum: cannot be shown ({error}); training without it")
-            self.progress.progress.start()
-
-    def stepped(self, step: "AnyStep") -> None:
-        """See ``Observer``."""
-        self._restore_progress()
-        self.progress.stepped(step)
-
-    def round_done(self, summary: "AnySummary") -> None:
-        """See ``Observer``."""
-        self._restore_progress()
-        self.progress.round_done(summary)
-
-    def training_ended(self, exit_code: int) -> None:
-        """Called when training has ended; after success, waits until the user closes Sanctum."""
-        if self.terminal is None or not self.terminal.in_use:
-            return
-        if exit_code == 0:
-            with suppress(KeyboardInterrupt):
-                self.terminal.wait()
-        if self.terminal.in_use:
-            self.terminal.restore()
-
-    def _restore_progress(self) -> None:
-        """Show progress again once Sanctum is closed."""
-        if self.terminal is None or self.terminal.in_use:
-            return
-        run, self.terminal = self.terminal.run, None
-        notice(
-            f"training continues; Ctrl+C ends it with a checkpoint, "
-            f"esper sanctum {run} opens Sanctum again"
-        )
-        self.progress.progress.start()
-
-
-def _obstacle(config: TrainConfig) -> str | None:
-    """Why Sanctum cannot be shown; None if it can."""
-    if not is_terminal():
-        return "needs a terminal"
-    if config.output.telemetry_level == "off":
-        return "telemetry_level off writes nothing to show"
-    return None
 
 
 if __name__ == "__main__":

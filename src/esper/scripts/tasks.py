@@ -1,4 +1,4 @@
-"""``esper tasks``: list the tasks with the gain from growing on each; download their data."""
+"""``esper tasks``: list the tasks, check a task or model of the user's own, download data."""
 
 import logging
 import tarfile
@@ -12,19 +12,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from esper.leyline.config import WorldConfig
 from esper.leyline.config.groups import Reward
-from esper.leyline.config.setting import SEEDS, Range, setting
+from esper.leyline.config.setting import SEEDS, Range, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import find_part, part
+from esper.leyline.phases import phase
+from esper.own_models.model_check import check as check_model
+from esper.own_models.step_cost import duration
 from esper.runtime.cifar import cifar10
 from esper.runtime.gate import Permission
-from esper.runtime.plugins import load
+from esper.runtime.own_files import LOADERS, MODEL, files_of, find_own, names_function
+from esper.runtime.plugins import load, module
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS, Family, Task, find_all
-from esper.scripts.check import check
 from esper.scripts.flags import parse
+from esper.simic.tools.task_check import TaskTrial, try_task
 
 ROOMY = 120
 """Minimum columns of a terminal for tables; narrower terminals and files get lines."""
+
+COLUMNS = ("host", "slots", "data", "drift", "horizon", "growing", "instead")
+"""Columns of a table, after the name of the task."""
 
 COUNTS = Range(2, 1024)
 """Range of --groups and --group-size: the diagnosis compares groups and members of a group."""
@@ -125,17 +133,19 @@ def show(
         if members and roomy:
             console.print(_table(title, members, worth))
         elif members:
-            text = "\n".join([title, *(_lines(task, worth) for task in members)])
+            entries = (_entry(task.name, _properties(task, worth)) for task in members)
+            text = "\n".join([title, *entries])
             console.print(Text(text), soft_wrap=True)
     if families:
-        text = "\n".join([FAMILIES_TITLE, *map(_family_lines, families)])
+        entries = (_entry(family.name, _family_properties(family)) for family in families)
+        text = "\n".join([FAMILIES_TITLE, *entries])
         console.print(Text(text), soft_wrap=True)
 
 
-def _family_lines(family: Family) -> str:
+def _family_properties(family: Family) -> list[tuple[str, str]]:
     task = family.draw(0)
     first = family.names(held_out=True)[0]
-    lines = [
+    return [
         ("host", _host(task)),
         ("slots", _slots(task)),
         ("data", family.summary),
@@ -143,51 +153,49 @@ def _family_lines(family: Family) -> str:
         ("", f"{family.held_out} held out, {first} and so on"),
         ("horizon", _horizon(task)),
     ]
-    return _entry(family.name, lines)
+
+
+def _properties(task: Task, worth: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the list says of a task; growth was not measured on the tasks that ``worth`` lacks."""
+    entry = worth.get(task.name)
+    properties = [("host", _host(task)), ("slots", _slots(task)), ("data", task.summary)]
+    if task.drift is not None:
+        earliest, latest, never = (
+            f"{100 * part:.0f}"
+            for part in (task.drift.earliest, task.drift.latest, task.drift.never)
+        )
+        when = f"{earliest} to {latest} % into an episode, never in {never} % of episodes"
+        properties.append(("drift", when))
+    properties.append(("horizon", _horizon(task)))
+    if entry is None:
+        return [*properties, ("growing", "not measured")]
+    mean, low, high = entry.gain
+    growing = (
+        f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}], "
+        f"val. {entry.validation_gain:+.1f}: {entry.schedule}"
+    )
+    instead = f"{entry.network}: {entry.network_gain:+.1f} points"
+    return [*properties, ("growing", growing), ("instead", instead)]
 
 
 def _table(title: str, tasks: list[Task], worth: dict[str, Any]) -> Table:
+    rows = [dict(_properties(task, worth)) for task in tasks]
+    names = [name for name in COLUMNS if any(name in row for row in rows)]
     table = Table(title=Text(title), title_justify="left")
     table.add_column("task", overflow="fold", min_width=max(len(task.name) for task in tasks))
-    table.add_column("host")
-    table.add_column("parameters", justify="right")
-    table.add_column("slots")
-    table.add_column("data", ratio=1)
-    table.add_column("steps", justify="right")
-    table.add_column("growing is worth", ratio=1)
-    for task in tasks:
-        cells = (
-            task.name,
-            task.host.summary,
-            str(task.host.parameter_count),
-            _slots(task),
-            "; drifts ".join([task.summary, *_drift(task)]),
-            str(task.episode_length),
-            "; ".join([_worth(task, worth), *_instead(task, worth)]),
-        )
-        table.add_row(*map(Text, cells))
+    for name in names:
+        table.add_column(name, ratio=1)
+    for task, row in zip(tasks, rows, strict=True):
+        table.add_row(task.name, *(Text(row.get(name, "")) for name in names))
     return table
 
 
-def _lines(task: Task, worth: dict[str, Any]) -> str:
-    lines = [
-        ("host", _host(task)),
-        ("slots", _slots(task)),
-        ("data", task.summary),
-        *(("drift", when) for when in _drift(task)),
-        ("horizon", _horizon(task)),
-        ("growing", _worth(task, worth)),
-        *(("instead", line) for line in _instead(task, worth)),
-    ]
-    return _entry(task.name, lines)
-
-
-def _entry(name: str, lines: list[tuple[str, str]]) -> str:
-    return "\n".join([f"  {name}", *(f"    {key:<9}{value}" for key, value in lines)])
+def _entry(name: str, properties: list[tuple[str, str]]) -> str:
+    return "\n".join([f"  {name}", *(f"    {key:<9}{value}" for key, value in properties)])
 
 
 def _host(task: Task) -> str:
-    return f"{task.host.summary}, {task.host.parameter_count} parameters"
+    return f"{task.host.summary}, {task.host.parameter_count:,} parameters"
 
 
 def _horizon(task: Task) -> str:
@@ -201,30 +209,110 @@ def _slots(task: Task) -> str:
     return " ".join(slot.name for slot in task.host.slots)
 
 
-def _drift(task: Task) -> list[str]:
-    """When the data drift, in percent of an episode, as text; empty without drift."""
-    if task.drift is None:
-        return []
-    earliest, latest, never = (
-        f"{100 * part:.0f}" for part in (task.drift.earliest, task.drift.latest, task.drift.never)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckArguments:
+    """Check whether the model or the tasks in a Python file fit Esper, and what they will cost.
+
+    A model is named as for `esper grow --model`: FILE.py:NAME, or FILE.py with `model` and
+    `loaders`. At most four samples pass through it at a time; memory and time are predicted, of
+    growing it and of training a policy on it.
+
+    Of a task, every blueprint is tried in every slot, then the largest one grows in every slot for
+    some steps. If something does not fit, one line gives the reason and the exit status is 2.
+    """
+
+    file: str = setting(positional=True)
+    """The Python file that defines the tasks, or the model as FILE.py:NAME."""
+    data: str | None = None
+    """Loaders of the model, FILE.py or FILE.py:NAME; by default `loaders` of its file."""
+    loss: str | None = None
+    """Loss of the model, see `esper grow`; by default that of its recipe, or cross_entropy."""
+    epochs: int = setting(40, up_to(1_000_000))
+    """Epochs of growing the model whose time is predicted."""
+    split_seed: int = setting(0, SEEDS)
+    """Seed of the split into training, validation and test images, for tasks that draw it."""
+
+
+def check(arguments: list[str]) -> int:
+    """Check whether the model or the tasks in a file fit, and what they will cost.
+
+    Raises:
+        UsageError: something does not fit, or the file has neither.
+    """
+    settings = parse(CheckArguments, "esper tasks check", arguments)
+    if settings.data is not None or names_function(settings.file):
+        return _check_model(settings)
+    earlier_names = set(TASKS)
+    permission = Permission((settings.file,))
+    load(settings.file, permission)
+    names = [name for name in TASKS if name not in earlier_names]
+    if not names:
+        if all(hasattr(module(settings.file, permission), name) for name in (MODEL, LOADERS)):
+            return _check_model(settings)
+        raise UsageError(
+            f"plugin: {settings.file} has no task; write one with @task, or the functions {MODEL} "
+            f"and {LOADERS}, or name your model, {settings.file}:NAME"
+        )
+    console = Console()
+    for task in find_all(names):
+        with phase(f"trying {task.name}"):
+            trial = try_task(task.with_split(settings.split_seed))
+        console.print(Text(_fit(task, trial)), soft_wrap=True)
+    return 0
+
+
+def _check_model(settings: CheckArguments) -> int:
+    """Check a model of the user's own.
+
+    Raises:
+        UsageError: it does not fit; the report says why.
+    """
+    permission = Permission(files_of(settings.file, settings.data))
+    source = find_own(settings.file, settings.data, permission)
+    recipe = source.recipe(settings.epochs)
+    loaders = source.loaders()
+    held_back = {"validation": loaders.validation, "test": loaders.test}
+    with phase(f"checking {source.model}"):
+        report = check_model(
+            source.build(),
+            loaders.train,
+            epochs=settings.epochs,
+            held_back={name: each for name, each in held_back.items() if each is not None},
+            **{name: recipe[name] for name in ("slots", "unpack") if name in recipe},
+            loss=settings.loss or recipe.get("loss", "cross_entropy"),
+        )
+    if not report.ok:
+        raise UsageError(f"{source.model}: {report.problems[0]}")
+    return 0
+
+
+def _fit(task: Task, trial: TaskTrial) -> str:
+    data, world = trial.data, WorldConfig()
+    sizes = " / ".join(
+        f"{len(labels):,}"
+        for labels in (data.train_labels, data.validation_labels, data.test_labels)
     )
-    return [f"{earliest} to {latest} % into an episode, never in {never} % of episodes"]
-
-
-def _worth(task: Task, worth: dict[str, Any]) -> str:
-    if task.name not in worth:
-        return "not measured"
-    entry = worth[task.name]
-    mean, low, high = entry.gain
-    interval = f"[{low:+.1f}, {high:+.1f}]"
-    return f"{mean:+.1f} points {interval}, val. {entry.validation_gain:+.1f}: {entry.schedule}"
-
-
-def _instead(task: Task, worth: dict[str, Any]) -> list[str]:
-    """What the best network that does not grow gains, as text; empty if it was not measured."""
-    if task.name not in worth:
-        return []
-    return [f"{worth[task.name].network}: {worth[task.name].network_gain:+.1f} points"]
+    steps = world.rounds * world.envs * task.episode_length
+    memory = "not known on this system"
+    if trial.bytes is not None:
+        mebibytes = trial.bytes / 2**20
+        total = f"{world.envs * mebibytes:.0f} MiB for {world.envs}"
+        memory = f"{mebibytes:.1f} MiB per environment, {total}"
+    lines = [
+        ("host", _host(task)),
+        *(("slot", slot.summary) for slot in task.host.slots),
+        ("data", f"{sizes} images {tuple(data.train_images.shape[1:])}, {data.classes} classes"),
+        ("horizon", _horizon(task)),
+        ("tried", f"every blueprint in every slot and style; backend {trial.backend}"),
+        ("memory", f"{memory}, with the largest seed in every slot"),
+        (
+            "time",
+            f"{1000 * trial.seconds:.2f} ms per environment step on one thread, "
+            f"{duration(steps * trial.seconds)} for {world.rounds} rounds of {world.envs} "
+            "environments (without the policy)",
+        ),
+    ]
+    return "\n".join([f"{task.name} fits", *(f"  {name:<9}{value}" for name, value in lines)])
 
 
 @dataclass(frozen=True, slots=True)

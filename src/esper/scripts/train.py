@@ -14,7 +14,7 @@ from esper.leyline.config import (
     defaults_of,
     unflatten,
 )
-from esper.leyline.config.algorithm import algorithms
+from esper.leyline.config.algorithm import Algorithm, algorithms
 from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import check_ranges, setting, up_to
 from esper.leyline.errors import UsageError
@@ -22,7 +22,6 @@ from esper.leyline.memory_need import check_memory
 from esper.runtime.gate import Permission
 from esper.scripts.entry import dispatch, run_command
 from esper.scripts.flags import read_flags
-from esper.scripts.from_records import ResumeConfig, learn_from_records
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +41,18 @@ class SourceConfig(FileConfig):
 
     resume: Path | None = setting(None, main=True)
     """Run directory to resume from its latest checkpoint; --rounds is the new total."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeConfig:
+    """A run to go on with."""
+
+    resume: Path | None = None
+    """Run directory to continue from its best epoch; --epochs is the new total."""
+    plugin: tuple[str, ...] = ()
+    """Python files that define the tasks and blueprints of the records."""
+    trust: bool = False
+    """Whether plugins may be executed that only the records name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +126,18 @@ def _default(group: Any) -> Any:
     return field(default_factory=lambda: group)
 
 
+def _learn_from_records(algorithm: Algorithm, arguments: list[str]) -> int:
+    """Start a run that learns from records, or continue one."""
+    command = _flags_of(algorithm.name)
+    flags = read_flags(command, f"esper train {algorithm.name}", arguments)
+    check_ranges(command, flags)
+    run, plugins = flags.pop("resume", None), flags.pop("plugin", ())
+    permission = Permission(plugins, trust=flags.pop("trust", False))
+    from esper.scripts.watched import learn
+
+    return learn(algorithm.settings, flags, run, permission)
+
+
 def _act(policy: str, arguments: list[str]) -> int:
     """Start or resume a run of a policy that acts: one that learns, or a control."""
     flags = read_flags(_flags_of(policy), f"esper train {policy}", arguments)
@@ -175,7 +198,7 @@ def train(arguments: list[str]) -> int:
 
     def run(policy: str, words: list[str]) -> int:
         if policy in learning and learning[policy].from_records:
-            return learn_from_records(learning[policy], _flags_of(policy), words)
+            return _learn_from_records(learning[policy], words)
         return _act(policy, words)
 
     return dispatch("esper train", summaries, run, arguments)
