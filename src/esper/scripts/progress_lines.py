@@ -25,6 +25,8 @@ def progress_lines(program: str, write: Callable[[str], None]) -> Iterator[None]
         nonlocal last
         while not end.wait(POLL):
             current, now = current_phase(), time.monotonic()
+            # Once the command has said what it does, its name alone tells nothing.
+            command.live = command.live or current is not command
             if current is None or current.live:
                 continue
             patience = INTERVAL if current is command else PATIENCE

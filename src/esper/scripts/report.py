@@ -12,6 +12,7 @@ from esper.karn.runs import find_runs, is_run, shell_word
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
+from esper.leyline.phases import phase
 from esper.scripts.flags import parse
 
 
@@ -71,7 +72,8 @@ def report_runs(console: Console, runs: Sequence[Path], target: Path) -> None:
     if not runs_with_events:
         return
     try:
-        report = write_report(runs_with_events, target)
+        with phase("writing the report"):
+            report = write_report(runs_with_events, target)
     except Exception as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         notice(
