@@ -18,7 +18,7 @@ from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import Export, write_files
+from esper.scripts.grown_files import write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 from processes import ESPER, ran, ran_python, refusal
@@ -181,7 +181,7 @@ def written(mine: str, tmp_path: Path) -> Callable[..., int]:
     return write
 
 
-def failing(*arguments: Any) -> Any:
+def failing(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no such operator\nand more")
 
 
@@ -189,7 +189,7 @@ def failing(*arguments: Any) -> Any:
 def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
     asked: bool, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Export, "onnx", failing)
+    monkeypatch.setattr(grown_files, "onnx_bytes", failing)
     onnx = tmp_path / "mine.onnx"
     assert written(onnx if asked else None) == asked
     said = capsys.readouterr()
@@ -205,7 +205,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
     name: str, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
-    monkeypatch.setattr(Export, "onnx", lambda program: b"")
+    monkeypatch.setattr(grown_files, "onnx_bytes", lambda *_, **__: b"")
     monkeypatch.setattr(grown_files, "outputs_of_onnx", lambda content, inputs: torch.zeros(4, 4))
     monkeypatch.setattr(grown_files, "difference", lambda one, two: 0.0)
     monkeypatch.setattr(grown_files, read, failing)
