@@ -41,10 +41,8 @@ class Phase:
         if self.total is None or not 0.0 < self.done <= self.total:
             return f"{self.description}: {seconds:.0f} s so far"
         rest = seconds * (self.total - self.done) / self.done
-        return (
-            f"{self.description}: {self.done:.0f} of {self.total:.0f} {self.unit}, "
-            f"about {rest:.0f} s remain"
-        )
+        amount = f"{self.done:.0f} of {self.total:.0f} {self.unit}"
+        return f"{self.description}: {amount}, about {rest:.0f} s remain"
 
 
 _phases: list[Phase] = []

@@ -20,7 +20,7 @@ from esper.leyline.events import PolicyUpdateCompleted, TrainingFinished, Traini
 from esper.leyline.metrics import METRICS
 from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
-from esper.simic.offline import offline_run, offline_session
+from esper.simic.offline import offline_run
 from esper.simic.offline.offline_run import (
     OfflineSummary,
     build_trainer,
@@ -29,6 +29,7 @@ from esper.simic.offline.offline_run import (
 )
 from esper.simic.offline.recorded_data import read_data
 from esper.simic.records.episodes import read_episodes
+from esper.simic.run import run_process
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.trainer import Trainer
@@ -309,7 +310,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_fails(
     def save(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(offline_session, "save", save)
+    monkeypatch.setattr(run_process, "save", save)
     run = learned(recorded, tmp_path, held_out=0.0, epochs=1)
     assert (run.status, run.exit_code) == ("finished", 1)
     said = capsys.readouterr().err

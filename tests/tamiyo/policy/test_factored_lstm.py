@@ -12,6 +12,7 @@ from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEA
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import EpisodeNoise, action_noise
+from esper.tamiyo.policy.recurrent import RecurrentPolicy
 from synthetic import (
     acted,
     canonical_action,
@@ -81,8 +82,11 @@ def every_action(observation: Observation) -> Tensor:
 # --- shared weights -----------------------------------------------------------------------
 
 
-def test_hidden_layers_begin_orthogonal_with_the_gain_of_a_relu() -> None:
-    weight = FactoredLSTM(lstm_hidden=WIDTH).encoder[0].weight.detach()
+@pytest.mark.parametrize(
+    "layer", [FactoredLSTM(lstm_hidden=WIDTH).encoder[0], RecurrentPolicy(8, (2,)).actor[0]]
+)
+def test_hidden_layers_begin_orthogonal_with_the_gain_of_a_relu(layer) -> None:
+    weight = layer.weight.detach()
     small = min(weight.shape)
     product = weight @ weight.T if len(weight) == small else weight.T @ weight
     torch.testing.assert_close(product, 2 * torch.eye(small), rtol=0, atol=1e-4)

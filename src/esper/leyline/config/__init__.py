@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         WorldConfig,
     )
     from esper.leyline.config.reading import canonical, check, defaults_of, flatten, unflatten
-    from esper.leyline.config.setting import settings_of, shown
+    from esper.leyline.config.setting import shown
 
 __all__ = [
     "EpisodeRules",
@@ -30,7 +30,6 @@ __all__ = [
     "check",
     "defaults_of",
     "flatten",
-    "settings_of",
     "shown",
     "unflatten",
 ]

@@ -16,10 +16,10 @@ from esper.leyline.config import (
     OutputConfig,
     TrainConfig,
     WorldConfig,
-    settings_of,
     shown,
 )
 from esper.leyline.config.offline import ImitationConfig
+from esper.leyline.config.setting import settings_of
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.leyline.records import run_identity
