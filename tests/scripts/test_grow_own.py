@@ -67,6 +67,13 @@ def without_onnx(monkeypatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else found(name))
 
 
+@pytest.fixture
+def without_programs(monkeypatch) -> None:
+    """Exporting and drawing take seconds."""
+    monkeypatch.setattr(grown_files, "_write_programs", lambda *_: {})
+    monkeypatch.setattr(grown_files, "_draw", lambda *_: None)
+
+
 SHORT = ["--policy", "rule", "--epochs", "16", "--lr", "0.01", "--schedule", "cosine"]
 
 LOADS = """
@@ -117,7 +124,7 @@ def test_a_models_files_load_and_train_on_without_esper(mine: str, tmp_path: Pat
 
 
 def test_a_killed_command_resumes_bit_identically(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     """It is killed in the fifth epoch of the second try; Esper reads the loader once before."""
     command = ["--model", mine, *SHORT, "--tries", "2", "--out"]
@@ -219,7 +226,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
 
 
 def test_several_seeds_end_in_one_table(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     short = ["--epochs", "2", "--policy", "heuristic", "--name", "both"]
     assert grow(["--model", mine, *short, "--seeds", "2", "--seed", "7"]) == 0
@@ -241,7 +248,7 @@ def test_several_seeds_end_in_one_table(
 
 
 def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     costly = ["--model", mine, *SHORT, "--price", "100"]
     assert grow([*costly, "--out", str(tmp_path / "grown")]) == 0
@@ -340,7 +347,7 @@ def test_usage_errors_are_one_line_and_leave_nothing(
 
 
 def test_a_folder_of_other_settings_is_left_alone(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     command = ["--model", mine, "--epochs", "1", "--policy", "never"]
     assert grow(command) == 0
