@@ -6,7 +6,7 @@ import runpy
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -22,6 +22,7 @@ from esper.own_models.grafted_model import grown_seeds
 from esper.scripts.grown_files import export, outputs
 from esper.tamiyo import try_and_keep
 from esper.tamiyo.policy.features import Observation
+from esper.tolaria.export import onnx_bytes, pt2_bytes
 from esper.tolaria.memory import forget_peak, peak_resident
 from own_modules import ResidualNet, images, loader
 from processes import ran
@@ -123,9 +124,10 @@ def test_what_the_examples_grew_loads_and_trains_on_without_esper(
         found, (inputs, targets) = grown(name).found, grown(name).batch
         folder = found.save(tmp_path / name)
         torch.save((inputs, targets, outputs(found.model, inputs)), folder / "batch.pt")
-        program = export(found.model, inputs)
-        assert program.batch_size is None
-        content = program.pt2() if kind == "pt2" else program.onnx()
+        exported = export(found.model, inputs)
+        assert exported.batch_size is None
+        write = pt2_bytes if kind == "pt2" else partial(onnx_bytes, standard_names=False)
+        content = write(exported.program)
         (folder / f"model.{kind}").write_bytes(content)
         arguments += [str(EXAMPLES / f"{name}.py"), build, str(folder)]
     command = [sys.executable, "-W", "ignore", str(LOADER), *arguments]

@@ -2,16 +2,20 @@
 
 import ast
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from esper.karn.runs import inspect
 from esper.leyline.errors import UsageError
 from esper.runtime.gate import NOTHING, Permission
+from esper.scripts.main import esper
 from esper.scripts.train import flags_of_commands
-from processes import ROOT, ran_python
+from processes import ROOT, called, ran_python, refusal
+from small_runs import SMALL
 
 AUDIT = ROOT / "tests" / "scripts" / "code_audit.py"
 SOURCE = ROOT / "src"
@@ -155,3 +159,68 @@ def test_a_module_is_permitted_by_its_id_alone() -> None:
     for permission in (NOTHING, Permission(gym="own:Other-v0")):
         with pytest.raises(UsageError, match=r"^gym: runs/a names 'own:Id-v0', whose module is"):
             permission.check((), "own:Id-v0", "runs/a")
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> tuple[Path, Path]:
+    """A run whose settings name a plugin, and the file that the plugin writes."""
+    trace, plugin = tmp_path / "executed", tmp_path / "evil.py"
+    plugin.write_text(f"open({str(trace)!r}, 'w')")
+    run = tmp_path / "run"
+    run.mkdir()
+    settings = {**SMALL, "plugin": [str(plugin)], "rounds": 2}
+    content = {"id": "x", "settings": settings, "fingerprint": {}}
+    (run / "config.json").write_text(json.dumps(content))
+    return run, trace
+
+
+def test_a_stored_plugin_is_executed_only_if_it_is_named_or_trusted(
+    planted, tmp_path: Path, capsys
+) -> None:
+    run, trace = planted
+    before = sorted(run.iterdir())
+    line = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
+    assert line.startswith(f"esper: plugin: {run} names ")
+    assert "evil.py', which is not executed because data name it" in line
+    assert "give --plugin FILE, or --trust" in line
+    assert not trace.exists()
+    assert sorted(run.iterdir()) == before
+    # The run has no checkpoint, which is found out after its plugin was executed.
+    trusted = called(["train", "ppo", "--resume", str(run), "--trust"], tmp_path)
+    assert "no checkpoint" in trusted.stderr
+    assert trace.exists()
+
+
+def test_trust_belongs_to_resume(capsys) -> None:
+    error = refusal(capsys, esper, "train", "ppo", "--trust")
+    assert error.startswith("esper: trust: belongs to --config-json and --resume")
+
+
+def test_the_module_of_a_stored_gymnasium_id_is_not_imported(tmp_path: Path, capsys) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    content = {"settings": {"gym": "evil:Thing-v0"}, "fingerprint": {}}
+    (run / "config.json").write_text(json.dumps(content))
+    error = refusal(capsys, esper, "train", "ppo", "--resume", str(run))
+    assert error.startswith(
+        f"esper: gym: {run} names 'evil:Thing-v0', whose module is not imported"
+    )
+    assert "give --gym ID, or --trust" in error
+    for flags in (("--gym", "evil:Thing-v0"), ("--trust",)):
+        error = refusal(capsys, esper, "train", "ppo", "--resume", str(run), *flags)
+        assert error.startswith("esper: gym: evil:Thing-v0 cannot be created (No module named")
+
+
+def test_the_command_that_resumes_names_the_plugins(planted) -> None:
+    run, _ = planted
+    folder = run / "checkpoints" / "000001"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    (run / "events.jsonl").write_text(
+        '{"event_type":"TRAINING_FINISHED","time":1.0,"round":1,'
+        '"status":"interrupted","message":null}\n'
+    )
+    command = inspect(run).resume
+    assert command == (
+        f"esper train ppo --resume {run} --rounds 2 --plugin {os.path.dirname(run)}/evil.py"
+    )

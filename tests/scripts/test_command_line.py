@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 import esper as package
 from esper.leyline.config import TrainConfig, flatten, unflatten
-from esper.leyline.config.algorithm import owner_of
+from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.reading import run_settings, settings_file
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
+from esper.scripts.completion import SHELLS, arguments_of
 from esper.scripts.flags import read_flags
-from esper.scripts.train import train
+from esper.scripts.main import COMMANDS, esper
+from esper.scripts.train import CONTROLS, train
 from processes import ESPER, ROOT, called, ran
 from small_runs import events_of
 
@@ -25,7 +28,7 @@ QUERY, SQL = f"query {RECORDED / 'anomalous'}", "SELECT round FROM updates"
 SMOKE = "--episodes 1 --n-envs 2 --max-epochs 2 --max-batches 2 --slots mid --device cpu --use-amp"
 
 
-def esper(arguments: str, where: Path) -> subprocess.CompletedProcess:
+def typed(arguments: str, where: Path) -> subprocess.CompletedProcess:
     return called(shlex.split(arguments), where)
 
 
@@ -61,7 +64,7 @@ def test_the_users_smoke_command_runs_as_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["heuristic", "rule", "random", "schedule"])
 def test_the_controls_run_from_the_command_line(policy: str, tmp_path: Path) -> None:
-    done = esper(
+    done = typed(
         f"train {policy} --envs 2 --episode-length 2 --max-batches 1 --batch-size 8 --rounds 2 "
         "--record --record-last 1",
         tmp_path,
@@ -74,15 +77,11 @@ def test_the_controls_run_from_the_command_line(policy: str, tmp_path: Path) -> 
     assert asked.stdout.splitlines() == ["policy,round,steps", f"{policy},2,2"]
 
 
-def test_the_tasks_are_listed(tmp_path: Path) -> None:
-    assert "digits_shift" in esper("tasks", tmp_path).stdout
-
-
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_help_is_grouped_and_gives_every_setting_with_its_default(
     algorithm: str, tmp_path: Path
 ) -> None:
-    done = esper(f"train {algorithm} --help-all", tmp_path)
+    done = typed(f"train {algorithm} --help-all", tmp_path)
     assert done.returncode == 0
     for group in ("world", "learner", "machine", "output", "source"):
         assert f"{group} options" in done.stdout
@@ -108,7 +107,7 @@ def test_help_is_grouped_and_gives_every_setting_with_its_default(
 def test_help_shows_the_main_settings_and_ends_with_how_to_see_all(
     program: str, tmp_path: Path
 ) -> None:
-    short, complete = (esper(f"train {program} {flag}", tmp_path) for flag in ("-h", "--help-all"))
+    short, complete = (typed(f"train {program} {flag}", tmp_path) for flag in ("-h", "--help-all"))
     assert (short.returncode, complete.returncode) == (0, 0)
     last = short.stdout.rstrip().splitlines()[-1]
     assert re.fullmatch(rf"esper train {program} --help-all shows all \d+ settings", last)
@@ -118,10 +117,10 @@ def test_help_shows_the_main_settings_and_ends_with_how_to_see_all(
 
 
 def test_version_is_printed_and_stands_in_the_help(tmp_path: Path) -> None:
-    done = esper("--version", tmp_path)
+    done = typed("--version", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"esper {package.__version__}\n"
-    assert "--version" in esper("--help", tmp_path).stdout
+    assert "--version" in typed("--help", tmp_path).stdout
     assert files(tmp_path) == []
 
 
@@ -199,7 +198,7 @@ MISTAKES = [
 def test_a_usage_error_is_one_short_line_and_exit_status_2(
     tmp_path: Path, command: str, says: str
 ) -> None:
-    done = esper(command, tmp_path)
+    done = typed(command, tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     message = done.stdout + done.stderr
     assert says in message
@@ -211,7 +210,7 @@ def test_a_usage_error_is_one_short_line_and_exit_status_2(
 
 @pytest.mark.parametrize("command", ["trian", "train ppo --roundz 3"])
 def test_the_installed_command_reports_the_same_usage_error(tmp_path: Path, command: str) -> None:
-    here, there = esper(command, tmp_path), ran([*ESPER, *command.split()], tmp_path)
+    here, there = typed(command, tmp_path), ran([*ESPER, *command.split()], tmp_path)
     assert (there.returncode, there.stdout, there.stderr) == (2, "", here.stderr)
 
 
@@ -241,7 +240,7 @@ def test_a_wrong_settings_file_names_the_key(tmp_path: Path, content: str, says:
 def test_flags_take_precedence_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"n_envs": 2, "max_epochs": 2, "max_batches": 1, "rounds": 3}))
-    done = esper(f"train ppo --config-json {path} --rounds 1 --batch-size 8", tmp_path)
+    done = typed(f"train ppo --config-json {path} --rounds 1 --batch-size 8", tmp_path)
     assert done.returncode == 0, done.stderr
     (stored,) = (tmp_path / "runs").glob("*/config.json")
     settings = json.loads(stored.read_text())["settings"]
@@ -263,3 +262,54 @@ def test_every_alias_stands_for_its_setting() -> None:
 def test_the_same_value_may_be_given_twice() -> None:
     given = read_flags(TrainConfig, "esper", ["--rounds", "2", "--episodes=2"])
     assert given == {"rounds": 2}
+
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+$(complete -p esper | sed -E 's/.*-F ([^ ]+).*/\\1/') esper "${!#}" 2> /dev/null
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> Path:
+    """The file that bash sources."""
+    path = tmp_path_factory.mktemp("completion") / "esper"
+    with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
+        patch.setattr("sys.stdout", file)
+        assert esper(["--completion", "bash"]) == 0
+    return path
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["tr"], {"train"}),
+        (["train", "im"], {"impala", "imitation"}),
+        (["train", "ppo", "--group-b"], {"--group-baseline"}),
+        (["grow", "--max-p"], {"--max-parameters"}),
+    ],
+)
+def test_bash_offers_commands_and_flags(script: Path, words: list[str], offered: set[str]) -> None:
+    done = ran(["bash", "-c", COMPLETE, "bash", str(script), "esper", *words])
+    assert done.returncode == 0, done.stderr
+    assert {word.strip() for word in done.stdout.split()} == offered
+
+
+def test_every_command_completes() -> None:
+    assert all(arguments_of(command) for command in COMMANDS)
+    assert set(arguments_of("train")) == {*algorithms(), *CONTROLS}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_knows_the_flags(shell: str, capsys) -> None:
+    assert esper(["--completion", shell]) == 0
+    assert "group-baseline" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["bsh"], ["bash", "zsh"]])
+def test_another_shell_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match="completion: esper --completion takes the name"):
+        esper(["--completion", *words])

@@ -8,18 +8,20 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
 import fuzzing
 import pytest
+import torch
 from fuzzing import Case
 
 from esper.leyline.notices import LONGEST_MESSAGE
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from esper.scripts import report
+from esper_lab import data
 from processes import WATCHDOG, called
 from small_runs import events_of
 from support import own_blueprints
@@ -30,7 +32,7 @@ CACHE = os.environ.get("ESPER_CACHE_DIR") or str(Path.home() / ".cache" / "esper
 """Cache of compiled libraries: with a home of its own, each case would compile them again."""
 LOCKS = {f"{run}/lock" for run in fuzzing.RUNS}
 """A directory is locked before its checkpoints are read; that may leave an empty file."""
-EVERY_REPORT = 64
+EVERY_REPORT = 128
 """One report in so many is drawn: drawing takes longer than such a run."""
 
 
@@ -111,13 +113,14 @@ def check_outcome(case: Case, outcome: Outcome, place: Path, before: dict[str, s
     return True
 
 
+def undrawn(runs: list[Path], target: Path) -> Path:
+    """In place of ``write_report``."""
+    return target
+
+
 def results(cases: list[Case], where: Path, run: Path, monkeypatch) -> list[Outcome]:
     """Return the outcomes of all cases; fails with every case that violates a guarantee."""
     draw_report = report.write_report
-
-    def undrawn(runs: list[Path], target: Path) -> Path:
-        return target
-
     outcomes, failures = [], []
     for index, case in enumerate(cases):
         place = where / str(index)
@@ -161,11 +164,33 @@ def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
         assert not missing, f"no case where {missing} is {'right' if accepted else 'wrong'}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_sequences() -> Iterator[None]:
+    """The sequences of some families hold a ramp: generating them takes seconds for each task."""
+
+    def ramps(count: int) -> torch.Tensor:
+        return torch.linspace(0.0, 1.0, count * data.LENGTH).view(count, data.LENGTH, 1, 1)
+
+    def labels(count: int) -> torch.Tensor:
+        return torch.arange(count) % data.CLASSES
+
+    sizes = (data.TRAINING + data.VALIDATION, 1_000)
+    splits = tuple(map(ramps, sizes)), tuple(map(labels, sizes))
+    caches = data.mnist1d, data.mislabelled
+    for cache in caches:
+        cache.cache_clear()
+    with patch.object(data, "_generate", lambda *_: splits):
+        yield
+    for cache in caches:
+        cache.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     """A complete run of one round."""
     place = tmp_path_factory.mktemp("before")
-    outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
+    with patch.object(report, "write_report", undrawn):
+        outcome = execute(("train", "ppo", *SIMPLE, "--telemetry-dir", str(place)))
     assert outcome.code == 0, outcome.err
     (path,) = place.iterdir()
     return path

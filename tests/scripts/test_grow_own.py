@@ -18,7 +18,7 @@ from esper.runtime.own_files import find_own
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
-from esper.scripts.grown_files import Export, write_files
+from esper.scripts.grown_files import write_files
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 from processes import ESPER, ran, ran_python, refusal
@@ -65,6 +65,13 @@ def without_onnx(monkeypatch) -> None:
     """As if onnx were not installed: writing its file takes seconds."""
     found = extras.find_spec
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else found(name))
+
+
+@pytest.fixture
+def without_programs(monkeypatch) -> None:
+    """Exporting and drawing take seconds."""
+    monkeypatch.setattr(grown_files, "_write_programs", lambda *_: {})
+    monkeypatch.setattr(grown_files, "_draw", lambda *_: None)
 
 
 SHORT = ["--policy", "rule", "--epochs", "16", "--lr", "0.01", "--schedule", "cosine"]
@@ -117,7 +124,7 @@ def test_a_models_files_load_and_train_on_without_esper(mine: str, tmp_path: Pat
 
 
 def test_a_killed_command_resumes_bit_identically(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     """It is killed in the fifth epoch of the second try; Esper reads the loader once before."""
     command = ["--model", mine, *SHORT, "--tries", "2", "--out"]
@@ -181,7 +188,7 @@ def written(mine: str, tmp_path: Path) -> Callable[..., int]:
     return write
 
 
-def failing(*arguments: Any) -> Any:
+def failing(*_: Any, **__: Any) -> Any:
     raise RuntimeError("no such operator\nand more")
 
 
@@ -189,7 +196,7 @@ def failing(*arguments: Any) -> Any:
 def test_an_onnx_file_that_cannot_be_made_fails_the_command_that_asked_for_it(
     asked: bool, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(Export, "onnx", failing)
+    monkeypatch.setattr(grown_files, "onnx_bytes", failing)
     onnx = tmp_path / "mine.onnx"
     assert written(onnx if asked else None) == asked
     said = capsys.readouterr()
@@ -205,7 +212,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
     name: str, written, tmp_path: Path, capsys, monkeypatch
 ) -> None:
     read = {"model.pt2": "outputs_of_file", "model.onnx": "outputs_of_onnx"}[name]
-    monkeypatch.setattr(Export, "onnx", lambda program: b"")
+    monkeypatch.setattr(grown_files, "onnx_bytes", lambda *_, **__: b"")
     monkeypatch.setattr(grown_files, "outputs_of_onnx", lambda content, inputs: torch.zeros(4, 4))
     monkeypatch.setattr(grown_files, "difference", lambda one, two: 0.0)
     monkeypatch.setattr(grown_files, read, failing)
@@ -219,7 +226,7 @@ def test_a_file_that_cannot_be_read_back_is_not_reported_as_untraceable(
 
 
 def test_several_seeds_end_in_one_table(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     short = ["--epochs", "2", "--policy", "heuristic", "--name", "both"]
     assert grow(["--model", mine, *short, "--seeds", "2", "--seed", "7"]) == 0
@@ -241,7 +248,7 @@ def test_several_seeds_end_in_one_table(
 
 
 def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     costly = ["--model", mine, *SHORT, "--price", "100"]
     assert grow([*costly, "--out", str(tmp_path / "grown")]) == 0
@@ -340,7 +347,7 @@ def test_usage_errors_are_one_line_and_leave_nothing(
 
 
 def test_a_folder_of_other_settings_is_left_alone(
-    mine: str, tmp_path: Path, capsys, without_onnx: None
+    mine: str, tmp_path: Path, capsys, without_programs: None
 ) -> None:
     command = ["--model", mine, "--epochs", "1", "--policy", "never"]
     assert grow(command) == 0

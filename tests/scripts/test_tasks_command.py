@@ -1,7 +1,13 @@
-"""``esper tasks`` lists all tasks, also a user's own, on any terminal and in a pipe."""
+"""``esper tasks`` lists all tasks, also a user's own, on any terminal, and fetches their data."""
 
+import hashlib
 import io
 import re
+import tarfile
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +16,14 @@ import torch
 from rich.console import Console
 from scipy import stats
 
+from cifar_files import write_binary
 from esper.leyline.actions import Op
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
-from esper.scripts.tasks import show, tasks
+from esper.scripts.tasks import ARCHIVES, Archive, show, tasks
 from esper.simic.training.vectorized import run_training
 from esper_lab import describe
 from esper_lab.describe import STAGES, Diagnosis, Ending, PolicyResult
@@ -240,3 +247,61 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
     half = stats.t.ppf(0.975, 2) * stats.sem(hosts)
     expected = f"{hosts.mean() - half:+.1f}, {hosts.mean() + half:+.1f}"
     assert cells["95 % interval"][1] == expected
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch) -> Iterator[Archive]:
+    """Serve a small archive in place of the real one."""
+    folder = write_binary(tmp_path / "source")
+    path = tmp_path / "served" / "cifar.tar.gz"
+    path.parent.mkdir()
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, folder.name)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(path.parent)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = Archive(f"http://127.0.0.1:{server.server_port}/{path.name}", checksum)
+    monkeypatch.setitem(ARCHIVES, "cifar10", found)
+    yield found
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_published_archive_is_unpacked_and_read(published: Archive, tmp_path, capsys) -> None:
+    place = tmp_path / "deep" / "data"
+    assert tasks(["fetch", "cifar10", "--data-dir", str(place)]) == 0
+    assert "36 images for training, 4 for validation, 8 for test" in capsys.readouterr().out
+    assert [path.name for path in place.iterdir()] == ["cifar-10-batches-bin"]
+
+
+@pytest.mark.parametrize("wrong", ["checksum", "address", "server"])
+def test_a_damaged_or_absent_archive_leaves_nothing(
+    published: Archive, tmp_path: Path, monkeypatch, wrong: str
+) -> None:
+    changed = {
+        "checksum": Archive(published.url, "0" * 64),
+        "address": Archive(published.url + "x", published.checksum),
+        "server": Archive("http://127.0.0.1:9/x", published.checksum),
+    }[wrong]
+    monkeypatch.setitem(ARCHIVES, "cifar10", changed)
+    words = "not have the published SHA-256" if wrong == "checksum" else "could not be downloaded"
+    with pytest.raises(UsageError, match=words) as error:
+        tasks(["fetch", "cifar10", "--data-dir", str(tmp_path / "data")])
+    assert "\n" not in str(error.value)
+    assert not list((tmp_path / "data").iterdir())
+
+
+@pytest.mark.parametrize("names", [[], ["cifar100"], ["cifar10", "cifar10"]])
+def test_an_unknown_archive_is_refused(names: list[str]) -> None:
+    with pytest.raises(UsageError, match="name one of cifar10"):
+        tasks(["fetch", *names])
+
+
+def test_the_checksum_of_cifar10_is_the_published_one() -> None:
+    assert ARCHIVES["cifar10"].url.startswith("https://www.cs.toronto.edu/~kriz/")
+    assert len(ARCHIVES["cifar10"].checksum) == 64

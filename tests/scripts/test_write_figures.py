@@ -1,21 +1,29 @@
-"""Figures in the pages equal the committed ones, and say which side the evidence is on."""
+"""Figures and pictures in the pages: as committed, as defined, and on which side they stand."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import esper.karn
+from esper.leyline.errors import UsageError
+from esper.runtime.tasks import find
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper_lab import shipped_controls
 from esper_lab.hosts import SPLITS
 from esper_lab.shipped_controls import ShippedControls
+from small_runs import SMALL
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "write_figures.py"))
 TEXTS, written = SCRIPT["TEXTS"], SCRIPT["written"]
+DRAWING = runpy.run_path(str(ROOT / "scripts" / "draw_growth.py"))
 
 
 @pytest.mark.parametrize("page", SCRIPT["PAGES"])
@@ -262,3 +270,31 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path, way: str, wante
 def test_what_is_not_there_is_not_measured(tmp_path: Path) -> None:
     for name in ("policy", "growing", "speed", "results"):
         assert "not measured yet" in TEXTS[name](tmp_path)
+
+
+def test_utility_has_the_rent_and_the_diamonds_are_a_gain_apart(tmp_path: Path) -> None:
+    more = {"rounds": 1, "seed": 4, "episode_length": 30, "telemetry_level": "normal"}
+    settings = SMALL | more | {"task": "digits_shift", "telemetry_dir": str(tmp_path)}
+    run = train_ppo_vectorized(**settings).path
+    growth = DRAWING["read_growth"](run)
+    environment = re.search(r"environment (\d+)", growth.title)[1]
+    where = f"WHERE environment = {environment}"
+    (gain,) = esper.karn.query(run, f"SELECT gain FROM episodes {where}").to_pydict()["gain"]
+    assert growth.test[0] - growth.test[1] == pytest.approx(gain)
+    assert f"{gain:+.1f} points of test utility" in growth.title
+    steps = esper.karn.query(
+        run, f"SELECT expected_accuracy, added_parameters FROM steps {where} ORDER BY step"
+    ).to_pydict()
+    host = find("digits_shift").host.parameter_count
+    assert max(steps["added_parameters"]) > 0
+    price = 0.05 * np.log(1 + np.array(steps["added_parameters"]) / host)
+    np.testing.assert_allclose(
+        growth.grown, 100 * (np.array(steps["expected_accuracy"]) - price), rtol=1e-5
+    )
+    DRAWING["write_svg"](growth, tmp_path / "growth.svg")
+    assert growth.title in (tmp_path / "growth.svg").read_text()
+
+
+def test_a_run_without_test_scores_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^run: .* has no test scores; train it again$"):
+        DRAWING["read_growth"](ROOT / "tests" / "recorded" / "healthy")

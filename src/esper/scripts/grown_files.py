@@ -146,19 +146,20 @@ def _write_programs(
 ) -> dict[str, float]:
     """Write the exported programs that torch can make; the difference of the outputs of each."""
     try:
-        program = export(selection.model, inputs)
-        content = program.pt2()
+        exported = export(selection.model, inputs)
+        content = pt2_bytes(exported.program)
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
-    if program.batch_size is not None:
-        inputs = first_samples(inputs, program.batch_size, sample_count(inputs))
+    size = exported.batch_size
+    if size is not None:
+        inputs = first_samples(inputs, size, sample_count(inputs))
     differs = _write_program(PROGRAM, folder / PROGRAM, content, outputs_of_file, inputs, reference)
-    if differs and program.batch_size is not None:
-        print(f"{PROGRAM} takes batches of {program.batch_size} alone ({program.reason})")
+    if differs and size is not None:
+        print(f"{PROGRAM} takes batches of {size} alone ({exported.reason})")
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
-        text = program.onnx()
+        content = onnx_bytes(exported.program, standard_names=False)
     except UsageError as missing:
         print(missing)
         return differs
@@ -166,7 +167,7 @@ def _write_programs(
         print(f"no {ONNX}: torch.onnx cannot write the model ({first_line(error)})")
         return differs
     path = onnx or folder / ONNX
-    return differs | _write_program(ONNX, path, text, outputs_of_onnx, inputs, reference)
+    return differs | _write_program(ONNX, path, content, outputs_of_onnx, inputs, reference)
 
 
 def _write_program(
@@ -207,14 +208,6 @@ class Export:
     program: ExportedProgram
     batch_size: int | None = None
     reason: str = ""
-
-    def pt2(self) -> bytes:
-        """The content of a ``.pt2`` file."""
-        return pt2_bytes(self.program)
-
-    def onnx(self) -> bytes:
-        """The content of an ``.onnx`` file; needs the packages onnx and onnxscript."""
-        return onnx_bytes(self.program, standard_names=False)
 
 
 def export(model: nn.Module, inputs: Any) -> Export:
@@ -285,57 +278,45 @@ def _tensors(value: Any) -> list[Tensor]:
 def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
     """A line for each seed, and the means with standard deviations over seeds.
 
-    Accuracies are in percent and their gains in points; other figures are as they are.
-
-    Figures are those of the test split, or of validation without one.
+    Accuracies are in percent and their gains in points; other figures are as they are. Figures are
+    those of the test split, or of validation without one.
 
     Args:
         runs: content of ``result.json`` by seed; None where there is none.
     """
-    split = "test" if all(r is None or r["grown"]["test"] for r in runs.values()) else "validation"
-    lines: list[tuple[str, ...]] = [
-        ("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")
-    ]
-    grown, never, gains, payoffs = [], [], [], 0
-    percent = all(r is None or Validation(**r["grown"][split]).in_percent for r in runs.values())
-    scale, unit = (100.0, " %") if percent else (1.0, "")
-    for seed, result in runs.items():
-        if result is None:
+    finished = [run for run in runs.values() if run is not None]
+    split = "test" if all(run["grown"]["test"] for run in finished) else "validation"
+    percent = all(Validation(**run["grown"][split]).in_percent for run in finished)
+    scale, digits, unit = (100.0, 1, " %") if percent else (1.0, 4, "")
+
+    def mean(values: list[float], unit: str, sign: str = "") -> str:
+        deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+        return f"{fmean(values):{sign}.{digits}f}{deviation}{unit}" if values else ""
+
+    lines = [("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")]
+    figures: dict[str, list[float]] = {"grown": [], "twin": []}
+    gains = []
+    for seed, run in runs.items():
+        if run is None:
             lines.append((str(seed), "failed", "", "", ""))
             continue
-        model, twin = result["grown"], result["twin"]
-        grown.append(_figure(model[split]))
-        cells = [str(seed), Validation(**model[split]).shown(), "", f"{model['parameters']:,}", ""]
-        if twin is not None:
-            never.append(_figure(twin[split]))
-            gains.append(grown[-1] - never[-1])
-            payoffs += result["paid"]
-            cells[2] = Validation(**twin[split]).shown()
-            cells[4] = _number(gains[-1], scale, "+")
-        lines.append(tuple(cells))
-    means = (_mean(values, scale, unit) for values in (grown, never))
-    lines.append(("mean", *means, "", _mean(gains, scale, "", "+")))
+        cells = {"twin": "", "gain": ""}
+        for name in ("grown", "twin") if run["twin"] else ("grown",):
+            validation = Validation(**run[name][split])
+            figures[name].append(scale * validation.figure)
+            cells[name] = validation.shown()
+        if run["twin"]:
+            gains.append(figures["grown"][-1] - figures["twin"][-1])
+            cells["gain"] = f"{gains[-1]:+.{digits}f}"
+        parameters = f"{run['grown']['parameters']:,}"
+        lines.append((str(seed), cells["grown"], cells["twin"], parameters, cells["gain"]))
+    means = (mean(values, unit) for values in figures.values())
+    lines.append(("mean", *means, "", mean(gains, "", "+")))
     text = table_lines(lines, labels=len(lines[0]))
-    if len(grown) > 1:
+    if len(finished) > 1:
         kind = "gains are in points of accuracy; " if percent and gains else ""
         text.append(f"{kind}± is the standard deviation over seeds")
     if gains:
+        payoffs = sum(bool(run["twin"] and run["paid"]) for run in finished)
         text.append(f"growth paid on validation after its price in {payoffs} of {len(gains)} seeds")
     return "\n".join(text)
-
-
-def _figure(validation: Mapping[str, Any]) -> float:
-    """The figure that ``Validation.shown`` shows, as a number."""
-    figures = (validation[name] for name in ("metric", "accuracy", "score"))
-    return float(next(value for value in figures if value is not None))
-
-
-def _number(value: float, scale: float, sign: str = "") -> str:
-    return f"{scale * value:{sign}.1f}" if scale > 1.0 else f"{value:{sign}.4f}"
-
-
-def _mean(values: list[float], scale: float, unit: str, sign: str = "") -> str:
-    if not values:
-        return ""
-    deviation = f" ± {_number(stdev(values), scale)}" if len(values) > 1 else ""
-    return f"{_number(fmean(values), scale, sign)}{deviation}{unit}"
