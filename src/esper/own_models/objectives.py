@@ -227,12 +227,6 @@ class Validation:
         """Whether ``shown`` is an accuracy in percent."""
         return self.metric is None and self.accuracy is not None
 
-    @property
-    def figure(self) -> float:
-        """The figure that ``shown`` shows."""
-        figures = (self.metric, self.accuracy, self.score)
-        return next(value for value in figures if value is not None)
-
     def shown(self) -> str:
         """The figure that a user wants: the metric, else the accuracy, else the score."""
         if self.metric is not None:

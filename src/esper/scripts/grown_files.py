@@ -146,20 +146,20 @@ def _write_programs(
 ) -> dict[str, float]:
     """Write the exported programs that torch can make; the difference of the outputs of each."""
     try:
-        exported = export(selection.model, inputs)
-        content = pt2_bytes(exported.program)
+        portable = export(selection.model, inputs)
+        content = pt2_bytes(portable.program)
     except Exception as error:
         print(f"no {PROGRAM}: torch.export cannot trace the model ({first_line(error)})")
         return {}
-    size = exported.batch_size
+    size = portable.batch_size
     if size is not None:
         inputs = first_samples(inputs, size, sample_count(inputs))
     differs = _write_program(PROGRAM, folder / PROGRAM, content, outputs_of_file, inputs, reference)
     if differs and size is not None:
-        print(f"{PROGRAM} takes batches of {size} alone ({exported.reason})")
+        print(f"{PROGRAM} takes batches of {size} alone ({portable.reason})")
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
-        content = onnx_bytes(exported.program, standard_names=False)
+        content = onnx_bytes(portable.program, standard_names=False)
     except UsageError as missing:
         print(missing)
         return differs
@@ -284,16 +284,17 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
     Args:
         runs: content of ``result.json`` by seed; None where there is none.
     """
-    finished = [run for run in runs.values() if run is not None]
-    split = "test" if all(run["grown"]["test"] for run in finished) else "validation"
-    percent = all(Validation(**run["grown"][split]).in_percent for run in finished)
+    results = [run for run in runs.values() if run is not None]
+    split = "test" if all(run["grown"]["test"] for run in results) else "validation"
+    percent = all(Validation(**run["grown"][split]).in_percent for run in results)
     scale, digits, unit = (100.0, 1, " %") if percent else (1.0, 4, "")
 
     def mean(values: list[float], unit: str, sign: str = "") -> str:
         deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
         return f"{fmean(values):{sign}.{digits}f}{deviation}{unit}" if values else ""
 
-    lines = [("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")]
+    heads = ("seed", f"grown ({split})", f"never grown ({split})", "parameters", "gain")
+    lines: list[tuple[str, ...]] = [heads]
     figures: dict[str, list[float]] = {"grown": [], "twin": []}
     gains = []
     for seed, run in runs.items():
@@ -303,7 +304,9 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
         cells = {"twin": "", "gain": ""}
         for name in ("grown", "twin") if run["twin"] else ("grown",):
             validation = Validation(**run[name][split])
-            figures[name].append(scale * validation.figure)
+            of_kind = (validation.metric, validation.accuracy, validation.score)
+            figure = next(value for value in of_kind if value is not None)
+            figures[name].append(scale * figure)
             cells[name] = validation.shown()
         if run["twin"]:
             gains.append(figures["grown"][-1] - figures["twin"][-1])
@@ -313,10 +316,10 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
     means = (mean(values, unit) for values in figures.values())
     lines.append(("mean", *means, "", mean(gains, "", "+")))
     text = table_lines(lines, labels=len(lines[0]))
-    if len(finished) > 1:
+    if len(results) > 1:
         kind = "gains are in points of accuracy; " if percent and gains else ""
         text.append(f"{kind}± is the standard deviation over seeds")
     if gains:
-        payoffs = sum(bool(run["twin"] and run["paid"]) for run in finished)
+        payoffs = sum(bool(run["twin"] and run["paid"]) for run in results)
         text.append(f"growth paid on validation after its price in {payoffs} of {len(gains)} seeds")
     return "\n".join(text)
