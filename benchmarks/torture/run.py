@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reporting import kept, made_on, new_parser, publish, table
 
-from torture import damage, disk, inputs, kills, readers, seals, small_disk
+from torture import damage, disk, inputs, kills, readers, resuming, seals, small_disk
 from torture.common import Part, trained
 
 
@@ -43,6 +43,7 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "sigint": partial(kills.signals, number=signal.SIGINT, count=50),
     "sigterm": partial(kills.signals, number=signal.SIGTERM, count=50),
     "sigkill": kills.sigkills,
+    "resuming": resuming.resuming,
     "sanctum": _sanctum,
     "readers": readers.beside,
     "configurations": inputs.configurations,

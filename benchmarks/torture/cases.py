@@ -1,0 +1,177 @@
+"""Commands that write files, and what of the files must be the same after a rerun."""
+
+import filecmp
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from torture.common import TINY, differs, trained
+from torture.seals import MODEL
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["esper.scripts.main", "esper_lab.evaluate", "sklearn.datasets"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command that writes into one folder, the disk.
+
+    Attributes:
+        name: of the command.
+        words: its arguments; ``DISK`` stands for the folder.
+        again: its arguments when it is called again after it was disturbed, given the folder.
+        same: what differs between the folder and that of an undisturbed command.
+        content: what lies in the folder before, as name and path.
+    """
+
+    name: str
+    words: list[str]
+    again: Callable[[Path], list[str]]
+    same: Callable[[Path, Path], str]
+    content: tuple[tuple[str, Path], ...] = ()
+
+    def first(self, disk: Path) -> list[str]:
+        """The arguments of the undisturbed command."""
+        return [word.replace("DISK", str(disk)) for word in self.words]
+
+    def rerun(self, disk: Path) -> list[str]:
+        """The arguments of the command after it was disturbed."""
+        return [word.replace("DISK", str(disk)) for word in self.again(disk)]
+
+    def fill(self, disk: Path) -> None:
+        """Leave in the folder what lies there before the command."""
+        for path in disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name, source in self.content:
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, disk / name)
+
+
+def called(words: list[str], log: Path) -> tuple[int, str]:
+    """Exit status and output of a command in a process that has imported everything."""
+    process = begun(words, log)
+    process.join()
+    return process.exitcode or 0, printed(log)
+
+
+def begun(words: list[str], log: Path) -> BaseProcess:
+    """The process of a command that has begun, so that a signal reaches the command."""
+    begins = _CONTEXT.Event()
+    process = _CONTEXT.Process(target=_call, args=(words, log, begins))
+    log.write_text("")
+    process.start()
+    begins.wait()
+    return process
+
+
+def printed(log: Path) -> str:
+    """What a command has printed."""
+    return log.read_text(errors="backslashreplace")
+
+
+def _call(words: list[str], log: Path, begins: Event) -> None:
+    from esper.scripts.entry import run_guarded
+    from esper.scripts.main import esper
+
+    if words[0] == "train":
+        # The report has a sweep of its own, and drawing takes longer than all of a tiny training.
+        patch("esper.scripts.report.write_report", lambda runs, target: target).start()
+    with log.open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        begins.set()
+        status = run_guarded(esper, words)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def cases(work: Path) -> Iterator[Case]:
+    """The commands, with the files in ``work`` that they read."""
+    yield from _learners(work)
+    model = work / "mine.py"
+    model.write_text(MODEL)
+    grow = ["grow", "--model", str(model), "--policy=never", "--epochs=2"]
+    one, names = [*grow, "--out=DISK/out"], ("state_dict.pt", "rebuild.py", "model.pt2")
+    yield Case("grow", one, lambda _: one, lambda a, b: _same_files(a / "out", b / "out", names))
+    report = ["report", str(work / "base" / "small"), "--output=DISK/report.html"]
+    old = work / "old.html"
+    old.write_text("an earlier report")
+    yield Case(
+        "report", report, lambda _: report,
+        lambda a, b: _same_files(a, b, ("report.html",)), (("report.html", old),),
+    )  # fmt: skip
+    query = ["query", report[1], "select * from steps", "--format=csv", "--output=DISK/steps.csv"]
+    table = work / "old.csv"
+    table.write_text("an,earlier,table\n")
+    yield Case(
+        "query", query, lambda _: query,
+        lambda a, b: _same_files(a, b, ("steps.csv",)), (("steps.csv", table),),
+    )  # fmt: skip
+    flags = ["--policy=never", "--suite=digits", "--hosts=4", "--training-hosts=20", "--fresh"]
+    flags += ["--out=DISK/evaluation", "--work=DISK/stages", "--threads=1"]
+    evaluate = ["evaluate", *flags]
+    yield Case("evaluate", evaluate, lambda _: evaluate, _same_evaluation)
+
+
+def _learners(work: Path) -> Iterator[Case]:
+    """Commands that leave a run directory, or one for each seed."""
+    tiny = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
+    place = ["--name=small", "--telemetry-dir=DISK/runs"]
+    train = ["train", "ppo", *tiny, "--rounds=2", *place]
+    records = trained(work / "base", 2, name="small", record=True)
+    yield Case("train", train, partial(_resumed, train), _same_runs)
+    seeds = [*train, "--seeds=2"]
+    yield Case("seeds", seeds, lambda _: seeds, _same_runs)
+    for algorithm in ("imitation", "offline"):
+        words = ["train", algorithm, f"--records={records}", "--epochs=3", "--held-out=0"]
+        words += ["--lstm-hidden=8", "--threads=1", *place]
+        yield Case(algorithm, words, partial(_resumed, words), _same_runs)
+
+
+def _resumed(train: list[str], disk: Path) -> list[str]:
+    """The words that go on with the run if it has a checkpoint, or begin it again."""
+    runs = disk / "runs"
+    rounds = next(word for word in train if word.startswith(("--rounds", "--epochs")))
+    for run in runs.iterdir() if runs.exists() else ():
+        if any(run.glob("checkpoints/[0-9]*")):
+            return [*train[:2], f"--resume={run}", rounds]
+    shutil.rmtree(runs, ignore_errors=True)
+    return train
+
+
+def _runs(disk: Path) -> list[Path]:
+    """The run directories."""
+    return sorted(path.parent for path in (disk / "runs").rglob("checkpoints"))
+
+
+def _same_runs(disk: Path, whole: Path) -> str:
+    runs, others = _runs(disk), _runs(whole)
+    if len(runs) != len(others):
+        return f"{len(runs)} runs instead of {len(others)}"
+    return next(filter(None, map(differs, runs, others)), "")
+
+
+def _same_files(disk: Path, whole: Path, names: tuple[str, ...]) -> str:
+    _, wrong, errors = filecmp.cmpfiles(disk, whole, names, shallow=False)
+    return f"{(wrong + errors)[0]} differs" if wrong or errors else ""
+
+
+def _same_evaluation(disk: Path, whole: Path) -> str:
+    def figures(place: Path) -> Any:
+        (path,) = (place / "evaluation").glob("*.json")
+        content = json.loads(path.read_text())
+        return {name: value for name, value in content.items() if "second" not in name}
+
+    return "" if figures(disk) == figures(whole) else "other figures"

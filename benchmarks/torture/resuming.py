@@ -1,0 +1,72 @@
+"""Signals at random moments to every command that writes files; a rerun ends in the same bits."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+from torture.cases import Case, begun, called, cases, printed
+from torture.common import Part, timed
+
+SIGNALS = (*3 * (signal.SIGKILL,), signal.SIGTERM, signal.SIGINT)
+
+
+def resuming(work: Path, count: int = 15) -> Part:
+    """Stop each command ``count`` times, a third of them again in its rerun."""
+    part = Part(f"SIGKILL, SIGTERM and SIGINT of each writing command, {count} times")
+    outcomes: Counter[str] = Counter()
+    with timed(part):
+        for case in cases(work):
+            _stop(case, work, count, part, outcomes)
+        part.notes = ", ".join(f"{number} {what}" for what, number in sorted(outcomes.items()))
+    return part
+
+
+def _stop(case: Case, work: Path, count: int, part: Part, outcomes: Counter[str]) -> None:
+    disk, whole, log = (work / f"{case.name}{suffix}" for suffix in ("", "-whole", ".log"))
+    whole.mkdir()
+    case.fill(whole)
+    begin = time.monotonic()
+    status, output = called(case.first(whole), log)
+    seconds = time.monotonic() - begin
+    if status:
+        raise AssertionError(f"{case.name} fails: {output[-500:]}")
+    draws = random.Random(case.name)
+    for number in range(count):
+        disk.mkdir(exist_ok=True)
+        case.fill(disk)
+        words = case.first(disk)
+        for _ in range(1 + (number % 3 == 0)):
+            what, status = _interrupted(
+                words, draws.choice(SIGNALS), draws.uniform(0, seconds), log
+            )
+            part.tried += 1
+            outcomes[f"{case.name} {'stopped' if status else 'ended'}"] += 1
+            part.lost += [f"{case.name} {number}: {what}"] if what else []
+            words = case.rerun(disk)
+        status, output = called(words, log)
+        # Signalled after its last checkpoint, an offline run has no more epochs to learn.
+        whole_already = status == 2 and "give a larger total" in output
+        failed = f"the rerun ends with {status}: {output[-300:]}"
+        problem = failed if status and not whole_already else case.same(disk, whole)
+        part.lost += [f"{case.name} {number}: {problem}"] if problem else []
+    shutil.rmtree(disk)
+
+
+def _interrupted(
+    words: list[str], number: signal.Signals, seconds: float, log: Path
+) -> tuple[str, int]:
+    """What went wrong with a command that gets a signal after some seconds; its exit status."""
+    process = begun(words, log)
+    process.join(seconds)
+    if process.pid is not None and process.is_alive():
+        os.kill(process.pid, number)
+    process.join()
+    status, output = process.exitcode or 0, printed(log)
+    if "Traceback" in output:
+        return output[-300:], status
+    fitting = status in (0, -number, 128 + number) or "give a larger total" in output
+    return "" if fitting else f"status {status}: {output[-300:]}", status
