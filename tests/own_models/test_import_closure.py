@@ -4,7 +4,7 @@ import runpy
 from pathlib import Path
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "import_closure.py"))
-MOST_LINES, MOST_FILES = 8_000, 30
+MOST_LINES, MOST_FILES = 8_250, 30
 
 
 def test_growing_imports_little_and_stays_in_few_files() -> None:

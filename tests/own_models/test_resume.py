@@ -108,7 +108,9 @@ def test_growth_pays_if_it_is_worth_more_than_its_price_on_validation() -> None:
     assert result.twin is not None
     assert result.seeds
     added = torch.tensor(result.parameters / result.host_parameters).log()
-    assert result.worth == pytest.approx(result.validation.score - 0.001 * float(added), abs=1e-6)
+    assert result.worth == pytest.approx(
+        result.validation.accuracy - 0.001 * float(added), abs=1e-6
+    )
     result.twin.validation = esper.Validation(0.1, result.worth - 0.01)
     assert result.paid
     assert result.better is result

@@ -1,6 +1,6 @@
 """Columns of plain text."""
 
-from esper.own_models.growth_picture import table_lines
+from esper.own_models.verdict import table_lines
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

@@ -160,7 +160,8 @@ def test_growth_that_did_not_pay_hands_back_the_twin(
     out = tmp_path / "out"
     assert grow(["--model", mine, *SHORT, "--price", "0", "--out", str(out)]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"warning: growth did not pay: [+-][\d.]+ on validation", text)
+    said = r"growth did not pay: grown accuracy [\d.]+ % .* against .*: [+-][\d.]+ \[.*\] points"
+    assert re.search(rf"{said} on validation", text)
     assert "the never-grown twin is written; --keep writes the grown network" in text
     assert "no model.onnx: needs the library onnx; pip install 'esper-growth[onnx]'" in text
     result = json.loads((out / "result.json").read_text())
@@ -253,8 +254,8 @@ def test_a_network_that_lost_its_seeds_is_not_taken_for_one_that_never_grew(
     costly = ["--model", mine, *SHORT, "--price", "100"]
     assert grow([*costly, "--out", str(tmp_path / "grown")]) == 0
     text = capsys.readouterr().out
-    assert "warning: no seed was kept: " in text
-    assert "the never-grown twin is written; --keep writes the network that lost its" in text
+    assert "nothing that grew was kept: " in text
+    assert "the never-grown twin is written; --keep writes the network that lost its seeds" in text
     never = ["--policy", "never", *SHORT[2:], "--out", str(tmp_path / "no")]
     assert grow(["--model", mine, *never]) == 0
     states = [torch.load(tmp_path / name / "state_dict.pt") for name in ("grown", "no")]

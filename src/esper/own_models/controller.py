@@ -134,7 +134,7 @@ class Growth:
             train_loss: mean training loss of the epoch, which a learned policy looks at.
 
         Returns:
-            what happened. After the last epoch, seeds that are not fossilised are removed.
+            what happened. After the last epoch growth ends, see ``finish``.
 
         Raises:
             UsageError: all epochs are over, there is no score, or no forward pass was seen.
@@ -165,13 +165,19 @@ class Growth:
         return record
 
     def finish(self) -> nn.Module:
-        """Remove the seeds that are not fossilised, and end growth.
+        """Decide about the seeds that are not fossilised yet, and end growth.
+
+        An acting seed that contributes more than its price becomes FOSSILISED as it is, and the
+        others are removed.
 
         Returns:
             the module.
         """
         if self._lifecycle is not None and not self.finished:
-            self._lifecycle.end()
+            for line in self._lifecycle.end():
+                self._say(f"    {line}")
+                if self.history:
+                    self.history[-1].actions.append(line)
         self._stop_waiting()
         self.finished = True
         return self.model
@@ -191,7 +197,7 @@ class Growth:
         if not self.finished:
             raise UsageError(
                 f"save: {len(self.history)} of {self.options.epochs} epochs are over; "
-                "call finish() first, which removes the seeds that are not fossilised"
+                "call finish() first, which decides about the seeds that are not fossilised"
             )
         from esper.own_models.written_code import save_grown
 

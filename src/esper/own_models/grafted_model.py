@@ -217,7 +217,8 @@ class GraftedModel:
     Attributes:
         order: slots of the living seeds in the order in which they joined the optimizer.
         parameter_count: parameters of the module without seeds.
-        first_norms: largest gradient norm of a tensor of each seed in its first epoch, by slot.
+        first_norms: largest gradient norm of a tensor of each seed, or of the whole module, in the
+            first epoch of the seed, by slot.
     """
 
     def __init__(
@@ -313,24 +314,26 @@ class GraftedModel:
     def result(self, loss: float) -> EpochResult:
         """What an epoch of mean loss ``loss`` shows: the gradients of its last minibatch."""
         unknown = torch.full((1, len(self.slots)), float("nan"))
+        host_norm = torch.zeros(()) if self._host_norm is None else self._host_norm.float().cpu()
         tensor_norms = []
         for s, slot in enumerate(self.slots):
             norms = torch.full((1, slot.segment_count), float("nan"))
             if s in self._norms:
                 gradient_norms = torch.stack(self._norms[s]).float().cpu()
                 unknown[0, s] = gradient_norms.norm()
-                # How large a gradient is depends on the loss and on the activations of the
-                # user's module: what explodes is what becomes ten times as large as at first.
-                first = self.first_norms.setdefault(s, float(gradient_norms.max()))
+                # How large a gradient is depends on the unit of the loss and on the activations
+                # of the user's module: what explodes is ten times as large as its gradients or
+                # the module's were at first.
+                largest = float(torch.maximum(gradient_norms.max(), host_norm))
+                first = self.first_norms.setdefault(s, largest)
                 norms[0, : len(gradient_norms)] = (
-                    gradient_norms / first if isfinite(first) and first > 1.0 else gradient_norms
+                    gradient_norms / first if isfinite(first) and first > 0.0 else gradient_norms
                 )
             tensor_norms.append(norms)
-        host = self._host_norm
         result = EpochResult(
             loss=torch.tensor([loss], dtype=torch.float32),
             accuracy=torch.full((1,), float("nan")),
-            host_gradient_norm=torch.zeros(1) if host is None else host.float().cpu().view(1),
+            host_gradient_norm=host_norm.view(1),
             seed_gradient_norm=unknown,
             seed_tensor_norms=tensor_norms,
             slots=torch.full((1, len(self.slots), len(SLOT_MEASURES)), float("nan")),

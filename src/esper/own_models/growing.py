@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.leyline.errors import UsageError
 from esper.own_models.growth_result import GrowthResult
-from esper.own_models.objectives import Scale, objective
+from esper.own_models.objectives import Scale, objective, paired_interval
 from esper.own_models.options import (
     GrowOptions,
     check_batch,
@@ -84,6 +84,14 @@ def grow(
         for each in (result, result.twin):
             if each is not None:
                 each.test = recipe.evaluator(each.model, options.test_loader, scale)()
+    if result.twin is not None:
+        for split in ("validation", "test"):
+            if f"{split}_loader" in loaders:
+                loader = loaders[f"{split}_loader"]
+                models = result.model, result.twin.model
+                terms = [recipe.evaluator(model, loader, scale).terms() for model in models]
+                if terms[0] is not None and terms[1] is not None:
+                    result.difference[split] = paired_interval(terms[0], terms[1])
     return result
 
 

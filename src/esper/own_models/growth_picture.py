@@ -1,4 +1,4 @@
-"""The table and the picture of a result."""
+"""The picture of growth."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from esper.leyline.extras import require
 from esper.leyline.stages import Stage
-from esper.own_models.growth_result import EpochRecord, GrowthResult
+from esper.own_models.growth_result import EpochRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,33 +63,3 @@ def draw(history: Sequence[EpochRecord], path: str | Path | None = None) -> "Fig
     if path:
         figure.savefig(path)
     return figure
-
-
-def comparison(grown: GrowthResult) -> str:
-    """A result beside its twin: validation, test, parameters and time, a line each."""
-    rows = [("trained", grown)]
-    if grown.twin is not None:
-        rows = [("grown", grown), ("never grown", grown.twin)]
-    cells = [("", "test", "validation", "parameters", "time")]
-    for name, result in rows:
-        test = "not given" if result.test is None else result.test.shown()
-        size, time = f"{result.parameters:,}", f"{result.seconds:,.1f} s"
-        cells.append((name, test, result.validation.shown(), size, time))
-    return "\n".join(table_lines(cells, labels=3))
-
-
-def table_lines(rows: Sequence[Sequence[str]], labels: int) -> list[str]:
-    """A line for each row, its cells two spaces apart and as wide as the widest of their column.
-
-    Args:
-        rows: cells, alike in number.
-        labels: number of columns that are aligned on the left; those after them are on the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i < labels else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from math import isnan
+from math import isnan, log
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from msgspec import convert, to_builtins
 from torch import nn
 
 from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import grown_seeds
-from esper.own_models.objectives import Validation
-from esper.tamiyo.policy.features import utility
+from esper.own_models.objectives import Unit, Validation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +28,7 @@ class EpochRecord:
         score: validation score, at most 1; see ``own_models.objectives``.
         accuracy: validation accuracy; None without classes.
         metric: value of the user's metric; None without one.
+        unit: see ``own_models.objectives.Validation``.
         parameters: parameters of the module and of all its seeds.
         added: parameters of the seeds that act on the output.
         stages: stage of each slot after the epoch's action, by slot.
@@ -43,21 +42,24 @@ class EpochRecord:
     score: float
     accuracy: float | None
     metric: float | None
+    unit: Unit
     parameters: int
     added: int
     stages: dict[str, Stage]
     contributions: dict[str, float]
     actions: list[str] = field(default_factory=list)
 
+    @property
+    def validation(self) -> Validation:
+        """The validation after the epoch."""
+        return Validation(self.loss, self.score, self.accuracy, self.metric, self.unit)
+
     def line(self, epochs: int) -> str:
         """The record in one line."""
-        figure = f"score {self.score:.3f}"
-        if self.accuracy is not None:
-            figure = f"accuracy {100 * self.accuracy:.1f} %"
-        if self.metric is not None:
-            figure = f"metric {self.metric:.4g}"
+        figure = self.validation.shown()
         train = "" if self.train_loss is None else f"train {self.train_loss:.4f}  "
-        text = f"epoch {self.epoch:>3}/{epochs}  {train}loss {self.loss:.4f}  {figure}"
+        loss = "" if self.unit == "loss" else f"loss {self.loss:.4f}  "
+        text = f"epoch {self.epoch:>3}/{epochs}  {train}{loss}{figure}"
         text = f"{text}  {self.parameters:,} parameters"
         return "\n".join([text, *(f"    {action}" for action in self.actions)])
 
@@ -83,6 +85,9 @@ class GrowthResult:
         price: price of parameters, see ``grow``.
         tries: validation score minus price of each try.
         twin: a copy of the module that was trained alike and never grew; None without one.
+        difference: 95 % interval of the figure of the module minus the twin's, over the samples of
+            the validation split and, if there is one, the test split, by name of the split; empty
+            without a twin, or where the figure is not a mean over samples.
     """
 
     model: nn.Module
@@ -95,6 +100,7 @@ class GrowthResult:
     price: float
     tries: list[float] = field(default_factory=list)
     twin: "GrowthResult | None" = None
+    difference: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -102,16 +108,24 @@ class GrowthResult:
         return {name: seed.blueprint for name, seed in grown_seeds(self.model).items()}
 
     @property
+    def grew(self) -> bool:
+        """Whether the module has other parameters than before."""
+        return self.parameters != self.host_parameters
+
+    @property
+    def cost(self) -> float:
+        """Price of the parameters added, in the unit of ``validation.net``."""
+        return self.price * log(self.parameters / self.host_parameters)
+
+    @property
     def worth(self) -> float:
-        """Validation score minus the price of the parameters added."""
-        parameters = torch.tensor([self.parameters - self.host_parameters])
-        score = torch.tensor([self.validation.score])
-        return float(utility(score, parameters, self.host_parameters, torch.tensor([self.price])))
+        """``validation.net`` minus the price of the parameters added."""
+        return self.validation.net - self.cost
 
     @property
     def paid(self) -> bool:
         """Whether the module is worth more than its twin. False if nothing grew, or without one."""
-        if self.twin is None or not self.seeds:
+        if self.twin is None or not self.grew:
             return False
         return comparable(self.worth) > comparable(self.twin.worth)
 
@@ -123,10 +137,16 @@ class GrowthResult:
         return self.twin
 
     def comparison(self) -> str:
-        """See ``growth_picture.comparison``."""
-        from esper.own_models.growth_picture import comparison
+        """See ``verdict.comparison``."""
+        from esper.own_models.verdict import comparison
 
         return comparison(self)
+
+    def verdict(self) -> str:
+        """See ``verdict.verdict``."""
+        from esper.own_models.verdict import verdict
+
+        return verdict(self)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
         """See ``growth_picture.draw``."""

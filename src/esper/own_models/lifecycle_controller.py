@@ -5,7 +5,7 @@ The lifecycle is that of the engine at N = 1. The validation of the module comes
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from math import isfinite
+from math import isfinite, log1p
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,7 +26,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price
 from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS, RuleActor
-from esper.tolaria.governor import DivergenceDetector, Reason
+from esper.tolaria.governor import DivergenceDetector, Limits, Reason
 from esper.tolaria.results import SLOT_MEASURES, Measurement, Scores
 
 
@@ -67,7 +67,7 @@ class LifecycleController:
         classes: int | None,
     ):
         self.body, self.slots, self.validate = body, body.slots, validate
-        self.max_parameters = max_parameters
+        self.max_parameters, self._price = max_parameters, price
         self._actor, self._count = actor, body.host.parameter_count
         slots, epochs = body.slots, body.episode_length
         self._kinds = torch.zeros(len(slots), len(BLUEPRINTS), dtype=torch.bool)
@@ -130,6 +130,9 @@ class LifecycleController:
             number: number of the epoch. In the last, the policy does not act.
         """
         body, before = self.body, self.state
+        if number == 1 and self._detector.classes is None and validation.loss > 0.0:
+            # Without classes the loss has no scale of its own.
+            self._detector.limits = Limits(runaway_loss=RUNAWAY * validation.loss)
         epoch = body.result(validation.loss if train_loss is None else train_loss)
         measurement, actions = self._measurement(validation), []
         rolled_back = torch.zeros(1, dtype=torch.bool)
@@ -170,10 +173,36 @@ class LifecycleController:
         contribution_of = {slot.name: value for slot, value in contributions if isfinite(value)}
         return EpochOutcome(validation, contribution_of, actions)
 
-    def end(self) -> None:
-        """Remove the seeds that are not fossilised."""
-        self._show(roll_back(self.state, torch.ones(1, dtype=torch.bool)))
+    def end(self) -> list[str]:
+        """Fossilise the acting seeds that earn more than their price, and remove the other ones.
+
+        Returns:
+            what was done and why, a line each; the figures before and after where the output of the
+            module changed.
+        """
+        state, lines, removes = self.state, [], False
+        candidates = state.acting & (state.stage != Stage.FOSSILISED)
+        if bool(candidates.any()):
+            before = self.validate()
+            contributions = self._measurement(before).contribution[0]
+            sizes = self.body.seed_parameters(state)[0]
+            for s in candidates[0].nonzero()[:, 0].tolist():
+                cost = self._price * log1p(int(sizes[s]) / self._count)
+                text = (
+                    f"(contribution {100 * contributions[s]:+.2f}, price {100 * cost:.2f} points)"
+                )
+                stays = bool(contributions[s] > cost)
+                removes |= not stays
+                if stays:
+                    state.stage[0, s] = Stage.FOSSILISED
+                what = f"stays at alpha {state.alpha[0, s]:.2f}" if stays else "is removed"
+                name = BLUEPRINTS[int(state.blueprint[0, s])]
+                lines.append(f"{self.slots[s].name}: {name} {what} at the end {text}")
+        self._show(roll_back(state, torch.ones(1, dtype=torch.bool)))
         self.body.close()
+        if removes:
+            lines.append(f"{before.shown()} before, {self.validate().shown()} after")
+        return lines
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but module and optimizer, as nested dictionaries of tensors and numbers."""
@@ -186,6 +215,7 @@ class LifecycleController:
             "now": _plain(self._now),
             "accuracy": self._accuracy,
             "detector": {name: getattr(detector, name) for name in _OF_DETECTOR},
+            "runaway": detector.limits.runaway_loss,
             "kept": self._snapshot,
             "progress": _plain(self._progress),
             "seen": [dict(tensors) for tensors in self._observations],
@@ -209,6 +239,7 @@ class LifecycleController:
         self._accuracy, self._snapshot = content["accuracy"], content["kept"]
         for name in _OF_DETECTOR:
             setattr(self._detector, name, content["detector"][name])
+        self._detector.limits = Limits(runaway_loss=content["runaway"])
         self._progress = Progress(**content["progress"])
         for slot in content["order"]:
             self.body.germinate(self.state, slot, 0)
@@ -293,6 +324,9 @@ class LifecycleController:
         scores = Scores(*(torch.tensor([number]) for number in numbers))
         return Measurement(scores, None, contribution)
 
+
+RUNAWAY = 5.0
+"""How many times the first validation loss a runaway loss exceeds; about 12 nats of ten classes."""
 
 _OF_DETECTOR = ("losses", "strikes", "healthy")
 """What changes of a ``DivergenceDetector``."""

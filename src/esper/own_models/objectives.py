@@ -7,9 +7,10 @@ of a density may be, each nat below it leaves 1/e of the rest; see ``Scale``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import exp, isfinite, nan
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,9 @@ from esper.own_models.samples import (
 Loss = Callable[[Any, Any], Tensor]
 """Maps output and target of a batch to a scalar, the mean loss of the batch."""
 
+Unit = Literal["accuracy", "R²", "loss", "metric", "score"]
+"""What the figure of a validation is, see ``Validation``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -41,21 +45,29 @@ class Objective:
     Attributes:
         name: name of the loss.
         loss: see ``Loss``.
+        unit: unit of the figure that a user looks at where there is no metric.
+        terms: maps output and target to float64 ``[B]``, whose mean over the samples is the
+            accuracy, or of which the variance of the targets makes R²; None without either.
         sums: maps output and target to float64 sums that add up over batches; None if the score
             comes from the loss.
         scores: maps these sums to accuracy (None where there is none) and score.
-        classes: whether the task has classes, between which a model can guess.
     """
 
     name: str
     loss: Loss
+    unit: Unit = "loss"
+    terms: Callable[[Any, Any], Tensor] | None = None
     sums: Callable[[Any, Any], Tensor] | None = None
     scores: Callable[[Tensor], tuple[float | None, float]] | None = None
-    classes: bool = False
+
+    @property
+    def classes(self) -> bool:
+        """Whether the task has classes, between which a model can guess."""
+        return self.name == "cross_entropy"
 
 
 def objective(loss: str | Loss) -> Objective:
-    """The objective of a loss, by its name in ``OBJECTIVES`` or a callable.
+    """The objective of a loss: a name in ``OBJECTIVES``, a module of torch's, or a callable.
 
     Raises:
         UsageError: there is no loss of that name, or it is a class.
@@ -65,6 +77,8 @@ def objective(loss: str | Loss) -> Objective:
     if not isinstance(loss, str):
         if not callable(loss):
             raise UsageError(f"loss: got a {type(loss).__name__}; give a name or a function")
+        if type(loss) in OF_MODULES:
+            return _of_module(loss)
         return Objective(getattr(loss, "__name__", type(loss).__name__), loss)
     if loss not in OBJECTIVES:
         names = ", ".join(OBJECTIVES)
@@ -124,6 +138,16 @@ def _class_sums(output: Any, target: Tensor) -> Tensor:
     return torch.stack([hits.double().sum(), probability.double().sum(), mask.double().sum()])
 
 
+def _hits_of_samples(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output)
+    samples = len(target)
+    if logits.shape == target.shape:
+        target = target.argmax(1)
+    logits, labels = class_logits(output, target)
+    hits = (logits.argmax(-1) == labels).double().masked_fill(labels < 0, float("nan"))
+    return hits.view(samples, -1).nanmean(1)
+
+
 def _share(sums: Tensor) -> tuple[float | None, float]:
     hits, probability, count = sums.tolist()
     return hits / max(count, 1.0), probability / max(count, 1.0)
@@ -158,6 +182,12 @@ def _binary_sums(output: Any, target: Tensor) -> Tensor:
     return torch.stack([(right > 0).double().sum(), right.sigmoid().double().sum(), count])
 
 
+def _binary_hits(output: Any, target: Tensor) -> Tensor:
+    logits = prediction(output).float()
+    truth = _reshape(target, logits, "binary_cross_entropy") > 0.5
+    return ((logits > 0) == truth).double().reshape(len(logits), -1).mean(1)
+
+
 def _regression(function: Callable[[Tensor, Tensor], Tensor], name: str) -> Loss:
     def loss(output: Any, target: Tensor) -> Tensor:
         values = prediction(output)
@@ -176,6 +206,12 @@ def _square_sums(output: Any, target: Tensor) -> Tensor:
     return torch.stack([part.sum(0) for part in parts])
 
 
+def _square_errors(output: Any, target: Tensor) -> Tensor:
+    values = prediction(output).double()
+    truth = _reshape(target.double(), values, "the score")
+    return (values - truth).square().reshape(len(values), -1).sum(1)
+
+
 def _r_squared(sums: Tensor) -> tuple[float | None, float]:
     errors, squares, total, count = sums
     deviations = squares - total.square() / count
@@ -191,15 +227,67 @@ def _own_loss(output: Any, target: Any) -> Tensor:
     return loss
 
 
+_hits = partial(Objective, unit="accuracy", scores=_share)
+_errors = partial(Objective, unit="R²", scores=_r_squared, terms=_square_errors, sums=_square_sums)
 OBJECTIVES = {
-    "cross_entropy": Objective("cross_entropy", _cross_entropy, _class_sums, _share, True),
-    "binary_cross_entropy": Objective("binary_cross_entropy", _binary, _binary_sums, _share),
-    "mse": Objective("mse", _regression(F.mse_loss, "mse"), _square_sums, _r_squared),
-    "l1": Objective("l1", _regression(F.l1_loss, "l1"), _square_sums, _r_squared),
-    "huber": Objective("huber", _regression(F.huber_loss, "huber"), _square_sums, _r_squared),
-    "model": Objective("model", _own_loss),
+    each.name: each
+    for each in (
+        _hits("cross_entropy", _cross_entropy, terms=_hits_of_samples, sums=_class_sums),
+        _hits("binary_cross_entropy", _binary, terms=_binary_hits, sums=_binary_sums),
+        _errors("mse", _regression(F.mse_loss, "mse")),
+        _errors("l1", _regression(F.l1_loss, "l1")),
+        _errors("huber", _regression(F.huber_loss, "huber")),
+        Objective("model", _own_loss),
+    )
 }
 """Losses by name. ``model`` is the loss that a dict output contains."""
+
+OF_MODULES: dict[Any, str] = {
+    nn.CrossEntropyLoss: "cross_entropy",
+    nn.BCEWithLogitsLoss: "binary_cross_entropy",
+    nn.MSELoss: "mse",
+    nn.L1Loss: "l1",
+    nn.SmoothL1Loss: "huber",
+    nn.HuberLoss: "huber",
+}
+"""The losses of torch that have accuracy or R² as those with a name have."""
+
+
+def _of_module(module: Any) -> Objective:
+    """The objective of a loss module of torch, with its weights, smoothing and label label."""
+    base = OBJECTIVES[OF_MODULES[type(module)]]
+    if not base.classes:
+
+        def loss(output: Any, target: Tensor) -> Tensor:
+            values = prediction(output)
+            result: Tensor = module(values, _reshape(target.to(values.dtype), values, base.name))
+            return result
+
+        return replace(base, loss=loss)
+
+    def labels(target: Tensor) -> Tensor:
+        # What the module ignores counts neither as right nor as wrong.
+        return target if target.is_floating_point() else _masked(target, module.ignore_index)
+
+    def cross_entropy(output: Any, target: Tensor) -> Tensor:
+        logits = prediction(output)
+        pair = (logits, target) if logits.shape == target.shape else class_logits(output, target)
+        result: Tensor = module(*pair)
+        return result
+
+    terms, sums = base.terms, base.sums
+    assert terms is not None
+    assert sums is not None
+    return replace(
+        base,
+        loss=cross_entropy,
+        terms=lambda output, target: terms(output, labels(target)),
+        sums=lambda output, target: sums(output, labels(target)),
+    )
+
+
+def _masked(target: Tensor, label: int) -> Tensor:
+    return target.masked_fill(target == label, -100)
 
 
 MAX_NATS = 50.0
@@ -215,25 +303,35 @@ class Validation:
         score: at most 1, higher is better; see ``objectives``.
         accuracy: fraction of right classes; None without classes.
         metric: value of the user's metric; None without one.
+        unit: what ``figure`` is: the metric, else the accuracy, else R² of a named loss of
+            numbers, else the loss; ``score`` if nothing but a score is known.
     """
 
     loss: float
     score: float
     accuracy: float | None = None
     metric: float | None = None
+    unit: Unit = "score"
 
     @property
-    def in_percent(self) -> bool:
-        """Whether ``shown`` is an accuracy in percent."""
-        return self.metric is None and self.accuracy is not None
+    def figure(self) -> float:
+        """What the user looks at, see ``unit``."""
+        values = {"accuracy": self.accuracy, "metric": self.metric, "loss": self.loss}
+        value = values.get(self.unit)
+        return self.score if value is None else value
+
+    @property
+    def net(self) -> float:
+        """The figure where higher is better and 1 is perfect; NaN if the training diverged."""
+        if self.unit == "accuracy":
+            return self.figure if isfinite(self.loss) else nan
+        return self.score
 
     def shown(self) -> str:
-        """The figure that a user wants: the metric, else the accuracy, else the score."""
-        if self.metric is not None:
-            return f"metric {self.metric:.4g}"
-        if self.accuracy is not None:
-            return f"accuracy {100 * self.accuracy:.1f} %"
-        return f"score {self.score:.3f}, loss {self.loss:.4f}"
+        """The figure with its unit."""
+        if self.unit == "accuracy":
+            return f"accuracy {100 * self.figure:.1f} %"
+        return f"{self.unit} {self.figure:.4g}"
 
 
 class Scale:
@@ -328,6 +426,27 @@ class Evaluator:
             raise UsageError("validation_loader: it yields no batch; give one that does")
         return self._result(total / count, sums, self._metric_value(pairs))
 
+    def terms(self) -> Tensor | None:
+        """Terms of the samples, float64 ``[n]``, whose mean is accuracy or R²; None without."""
+        function = self.objective.terms
+        if self.metric is not None or function is None:
+            return None
+        parts, sums = [], torch.zeros(())
+        with evaluating(self.model, self.loader):
+            for batch in self.loader:
+                inputs, target = to_device(self.unpack(batch), self.device)
+                with autocast(self.device, self.amp_dtype):
+                    output = call(self.model, inputs)
+                parts.append(function(output, target).cpu())
+                if self.objective.unit == "R²":
+                    sums = sums + _square_sums(output, target).cpu()
+        terms = torch.cat(parts)
+        if self.objective.unit == "accuracy":
+            return terms
+        _, squares, total, count = sums
+        deviations = (squares - total.square() / count).sum().clamp(min=1e-12)
+        return 1.0 - terms * len(terms) / deviations
+
     def _metric_input(self, output: Any) -> Any:
         """What the metric gets of an output: the prediction, or a whole dict that names none."""
         named_loss = self.objective.sums is not None
@@ -352,7 +471,26 @@ class Evaluator:
             score = as_score(metric, self.higher_is_better, self.scale)
         elif sums is None:
             score = self.scale.score(loss)
-        return Validation(loss, score, accuracy, metric)
+        unit = self.objective.unit if metric is None else "metric"
+        return Validation(loss, score, accuracy, metric, unit)
+
+
+Z = 1.96
+"""Standard deviations of a normal distribution on either side of 95 %."""
+
+
+def paired_interval(better: Tensor, worse: Tensor) -> tuple[float, float]:
+    """The 95 % interval of a difference of means over the same samples, by the normal law.
+
+    Args:
+        better: terms of the samples, see ``Evaluator.terms``, ``[n]``; NaN where one has none.
+        worse: those that are subtracted.
+    """
+    differences = better - worse
+    differences = differences[~differences.isnan()]
+    mean = float(differences.mean())
+    error = Z * float(differences.std()) / max(len(differences), 1) ** 0.5
+    return mean - error, mean + error
 
 
 def _join(parts: list[Any] | tuple[Any, ...]) -> Any:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from io import TextIOWrapper
-from math import isfinite, isnan
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def _grow_and_write(
         if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise UsageError(f"model: training fails ({source.describe(error)})") from error
         raise
-    text = f"{result.comparison()}\n{_verdict(result, settings.keep)}"
+    text = f"{result.comparison()}\n{result.verdict()}{_note_on_files(result, settings.keep)}"
     print(text)
     with phase("writing the files"):
         status = write_files(folder, result, network, source, inputs, settings.onnx, text)
@@ -216,26 +216,15 @@ def _check_finite(result: GrowthResult) -> None:
     )
 
 
-def _verdict(result: GrowthResult, keep: bool) -> str:
-    """Whether growth paid, and which network is handed back."""
-    if result.twin is None:
-        return "trained without growing: policy never"
-    network = "the grown network" if result.seeds else "the network that lost its seeds"
-    if isnan(result.twin.worth) and not isnan(result.worth):
-        return f"warning: the never-grown twin diverged; {network} is written"
-    gain = result.worth - result.twin.worth
-    after = f"{gain:+.4f} on validation after the price"
-    if not any(record.actions for record in result.history):
-        return "nothing grew: the network is that of the plain loop"
-    if result.paid:
-        return f"growth paid: {after}, against its never-grown twin; one pair of runs"
-    decision = (
-        f"{network} is written because of --keep"
-        if keep
-        else f"the never-grown twin is written; --keep writes {network}"
-    )
-    reason = "growth did not pay" if result.seeds else "no seed was kept"
-    return f"warning: {reason}: {after}; {decision}"
+def _note_on_files(result: GrowthResult, keep: bool) -> str:
+    """Which network is written, and how to get the other."""
+    actions = any(record.actions for record in result.history)
+    if result.twin is None or result.better is result or not actions:
+        return ""
+    network = "the grown network" if result.grew else "the network that lost its seeds"
+    if keep:
+        return f"\nwarning: {network} is written because of --keep"
+    return f"\nthe never-grown twin is written; --keep writes {network}"
 
 
 def _check_files(settings: GrowArguments) -> None:

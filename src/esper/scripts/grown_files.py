@@ -16,7 +16,6 @@ from esper.leyline.disk import read_sealed_json, replace_sealed_json, replace_sy
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.notices import notice
-from esper.own_models.growth_picture import table_lines
 from esper.own_models.growth_result import GrowthResult
 from esper.own_models.objectives import Validation
 from esper.own_models.samples import (
@@ -28,6 +27,7 @@ from esper.own_models.samples import (
     prediction,
     sample_count,
 )
+from esper.own_models.verdict import table_lines
 from esper.own_models.written_code import CODE_FILE, STATE_FILE, rebuilding_code
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
@@ -286,7 +286,7 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
     """
     results = [run for run in runs.values() if run is not None]
     split = "test" if all(run["grown"]["test"] for run in results) else "validation"
-    percent = all(Validation(**run["grown"][split]).in_percent for run in results)
+    percent = all(Validation(**run["grown"][split]).unit == "accuracy" for run in results)
     scale, digits, unit = (100.0, 1, " %") if percent else (1.0, 4, "")
 
     def mean(values: list[float], unit: str, sign: str = "") -> str:
@@ -304,9 +304,7 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
         cells = {"twin": "", "gain": ""}
         for name in ("grown", "twin") if run["twin"] else ("grown",):
             validation = Validation(**run[name][split])
-            of_kind = (validation.metric, validation.accuracy, validation.score)
-            figure = next(value for value in of_kind if value is not None)
-            figures[name].append(scale * figure)
+            figures[name].append(scale * validation.figure)
             cells[name] = validation.shown()
         if run["twin"]:
             gains.append(figures["grown"][-1] - figures["twin"][-1])
