@@ -212,7 +212,7 @@ def test_the_written_file_rebuilds_each_module_without_esper(tmp_path: Path) -> 
         model, x = grown(host)
         folder = tmp_path / host
         folder.mkdir()
-        (folder / "rebuild.py").write_text(rebuilding_code(model))
+        (folder / "rebuild.py").write_text(rebuilding_code(model, {}))
         torch.save(model.state_dict(), folder / "state_dict.pt")
         torch.save({"x": x, "out": output(model, x)}, folder / "expected.pt")
         arguments += [str(folder), build.__name__]
@@ -228,7 +228,7 @@ def test_every_branch_can_be_written(tmp_path: Path) -> None:
         for kind in of_family(layout):
             model[f"{layout}_{BLUEPRINTS[kind]}"] = carrier = nn.Identity()
             carrier.add_module("seed", Seed(BLUEPRINTS[kind], 8, layout))
-    code = rebuilding_code(model)
+    code = rebuilding_code(model, {})
     space: dict[str, object] = {}
     exec(compile(code, "rebuild.py", "exec"), space)
     assert {name: set(by_layout) for name, by_layout in space["BUILDERS"].items()} == {

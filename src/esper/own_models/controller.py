@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import convert, to_builtins
 from torch import nn
@@ -15,12 +15,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
-from esper.own_models.growth_result import EpochRecord
-from esper.own_models.lifecycle_controller import EpochOutcome, LifecycleController, actor
+from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
 from esper.own_models.samples import as_arguments, buffers_kept, evaluating, half_or_all
-from esper.own_models.slot_search import find_slots
+
+if TYPE_CHECKING:
+    from esper.own_models.lifecycle_controller import LifecycleController
 
 
 class Growth:
@@ -46,6 +47,7 @@ class Growth:
 
     Attributes:
         history: the epochs so far.
+        notes: lines for the record of the next epoch.
 
     Raises:
         UsageError: an argument is not valid; the text says which and what to do.
@@ -65,6 +67,11 @@ class Growth:
         self.options = GrowthOptions(**options)
         check_arguments(model, optimizer, self.options)
         policy = self.options.policy
+        if policy == "widen":
+            raise UsageError(
+                "policy: 'widen' trains epochs with and without wider layers, in its own loop; "
+                "call esper.grow, or give another policy"
+            )
         if validate is None and policy != "never":
             raise UsageError(
                 f"validate: policy {policy!r} needs the score without a seed; give a "
@@ -73,6 +80,7 @@ class Growth:
         self.model, self.optimizer, self.validate = model, optimizer, validate
         self.classes, self.report = classes, report
         self.history: list[EpochRecord] = []
+        self.notes: list[str] = []
         self.finished = False
         self._scale = Scale()
         self._lifecycle: LifecycleController | None = None
@@ -145,7 +153,7 @@ class Growth:
                 "epochs"
             )
         validation = self._validation(validation_score)
-        outcome = EpochOutcome(validation)
+        outcome, self.notes = EpochOutcome(validation, actions=self.notes), []
         if self.options.policy != "never":
             if self._lifecycle is None:
                 self._begin(*self._called_with())
@@ -201,7 +209,7 @@ class Growth:
             )
         from esper.own_models.written_code import save_grown
 
-        return save_grown(self.model, folder)
+        return save_grown(self.model, folder, {})
 
     def state_dict(self) -> dict[str, Any]:
         """What ``load_state_dict`` needs to go on from here, as plain data and tensors.
@@ -281,6 +289,8 @@ class Growth:
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the slots, and prepare the lifecycle."""
+        from esper.own_models.slot_search import find_slots
+
         optimizer = self._known_optimizer()
         self._stop_waiting()
         with evaluating(self.model), buffers_kept(self.model):
@@ -292,6 +302,8 @@ class Growth:
 
     def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
         """Prepare the lifecycle of seeds in the slots."""
+        from esper.own_models.lifecycle_controller import LifecycleController, actor
+
         policy = actor(
             self.options.policy, slots, self.options.epochs, self.options.seed, self._say
         )
@@ -318,12 +330,12 @@ class Growth:
         return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
 
     def _record(self, outcome: EpochOutcome, train_loss: float | None) -> EpochRecord:
-        seeds, acting = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
+        _, acting = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
         return EpochRecord(
             epoch=len(self.history) + 1,
             train_loss=None if train_loss is None else float(train_loss),
             **asdict(outcome.validation),
-            parameters=self._count + seeds,
+            parameters=parameter_count(self.model),
             added=acting,
             stages={} if self._lifecycle is None else self._lifecycle.stages,
             contributions=outcome.contributions,

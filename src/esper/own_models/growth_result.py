@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochOutcome:
+    """What happened after an epoch.
+
+    Attributes:
+        validation: validation of the module; after a rollback, of what was restored.
+        contributions: score with the seed minus that without it, by slot with an acting seed.
+        actions: what was done and why, one line each.
+    """
+
+    validation: Validation
+    contributions: dict[str, float] = field(default_factory=dict)
+    actions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
 class EpochRecord:
     """One epoch of growth.
 
@@ -88,6 +103,8 @@ class GrowthResult:
         difference: 95 % interval of the figure of the module minus the twin's, over the samples of
             the validation split and, if there is one, the test split, by name of the split; empty
             without a twin, or where the figure is not a mean over samples.
+        widths: by the name of each layer that became wider, the attributes in which it holds its
+            sizes, before and after.
     """
 
     model: nn.Module
@@ -101,6 +118,7 @@ class GrowthResult:
     tries: list[float] = field(default_factory=list)
     twin: "GrowthResult | None" = None
     difference: dict[str, tuple[float, float]] = field(default_factory=dict)
+    widths: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -168,7 +186,7 @@ class GrowthResult:
         """
         from esper.own_models.written_code import save_grown
 
-        return save_grown(self.model, folder)
+        return save_grown(self.model, folder, self.widths)
 
     def plain(self) -> dict[str, Any]:
         """All but the module and the twin, as numbers, texts, lists and dicts."""

@@ -4,7 +4,7 @@ The lifecycle is that of the engine at N = 1. The validation of the module comes
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from math import isfinite, log1p
 from pkgutil import resolve_name
 from typing import Any
@@ -20,6 +20,7 @@ from esper.leyline.actions import ALPHA_SPEED_STEPS, ALPHA_TARGETS, BLUEPRINTS, 
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel
+from esper.own_models.growth_result import EpochOutcome
 from esper.own_models.objectives import Validation
 from esper.tamiyo.baselines import Actor, NeverActor
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -28,21 +29,6 @@ from esper.tamiyo.step_functions import RowsAfterStep, TorchStep
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS, RuleActor
 from esper.tolaria.governor import DivergenceDetector, Limits, Reason
 from esper.tolaria.results import SLOT_MEASURES, Measurement, Scores
-
-
-@dataclass(frozen=True, slots=True)
-class EpochOutcome:
-    """What happened after an epoch.
-
-    Attributes:
-        validation: validation of the module; after a rollback, of what was restored.
-        contributions: score with the seed minus that without it, by slot with an acting seed.
-        actions: what was done and why, one line each.
-    """
-
-    validation: Validation
-    contributions: dict[str, float] = field(default_factory=dict)
-    actions: list[str] = field(default_factory=list)
 
 
 class LifecycleController:

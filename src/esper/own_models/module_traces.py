@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from esper.kasmina.channel_groups import below
 from esper.own_models.grafted_model import SEED
 
 Run = Callable[[bool], Any]
@@ -103,11 +104,6 @@ def walk(model: nn.Module, run: Run) -> dict[str, ModuleTrace]:
     for each in traces.values():
         each.time_first = _time_first(each, data_time_first)
     return traces
-
-
-def below(name: str, ancestor: str) -> bool:
-    """Whether a module lies within another, or is the same; by their names."""
-    return name == ancestor or name.startswith(f"{ancestor}.")
 
 
 def _changed_axis(half: tuple[int, ...] | None, full: tuple[int, ...] | None) -> int | None:

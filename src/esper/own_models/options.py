@@ -32,7 +32,9 @@ from esper.own_models.samples import (
     unpack,
 )
 from esper.tamiyo.baselines import Actor
-from esper.tamiyo.policy.features import USUAL_PRICE
+
+PRICE = 0.01
+"""A module twice as large must gain 0.7 points."""
 
 Callback = Callable[[EpochRecord], object]
 """Called after every epoch; training ends if it returns True."""
@@ -51,7 +53,7 @@ class GrowthOptions:
     """Names of modules behind which seeds may grow; found by default."""
     higher_is_better: bool = setting(True, in_recipe=True)
     """Whether scores, or the metric, are like accuracies (1 is perfect) or like losses."""
-    price: float = setting(USUAL_PRICE, within=NOT_NEGATIVE, flag=float)
+    price: float = setting(PRICE, within=NOT_NEGATIVE, flag=float)
     """Validation score that growth by a factor of e must gain to pay."""
     max_parameters: int | None = setting(None, within=up_to(10**15), flag=int | None)
     """Most parameters of the network with all its seeds."""
@@ -64,6 +66,9 @@ class GrowthOptions:
 class GrowOptions(GrowthOptions):
     """What ``grow`` takes besides the module and its data."""
 
+    policy: str | Actor = "widen"
+    """widen (makes narrow layers wider), or never, heuristic, rule, a trained policy of `esper
+    policies`, the directory of a run, or an ``Actor``, which plant residual seeds."""
     loss: str | Loss = setting("cross_entropy", flag=str | None, in_recipe=True)
     """Loss: cross_entropy (default), binary_cross_entropy, mse, l1, huber or model. From Python
     also a function of output and target."""

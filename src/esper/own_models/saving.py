@@ -10,13 +10,14 @@ from torch import nn
 
 from esper.kasmina.blueprints import BUILDERS, FAMILIES
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
+from esper.kasmina.wider_layers import is_wider, resize
 from esper.leyline.disk import read_sealed, replace_sealed
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, strip
 
 
 def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
-    """Attach the seeds that ``state`` describes to ``model`` and load it, in place.
+    """Give ``model`` the seeds and widths that ``state`` has, and load it, in place.
 
     Args:
         model: a module built like the one that was grown, without seeds.
@@ -40,6 +41,7 @@ def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     except UsageError:
         strip(model)
         raise
+    resize(model, state)
     model.load_state_dict(state)
     return model
 
@@ -76,7 +78,12 @@ def _check_shapes(model: nn.Module, state: Mapping[str, Any]) -> None:
         return {name: getattr(value, "shape", None) for name, value in tensors.items()}
 
     of_model, of_state = shapes(model.state_dict()), shapes(state)
-    differing = [n for n in of_model | of_state if of_model.get(n, 0) != of_state.get(n, 0)]
+    differing = [
+        name
+        for name in of_model | of_state
+        if of_model.get(name, 0) != of_state.get(name, 0)
+        and not (name in of_state and is_wider(model, name, state[name].shape))
+    ]
     if differing:
         raise UsageError(
             f"load_grown: {differing[0]!r} of the state does not fit {type(model).__name__} "

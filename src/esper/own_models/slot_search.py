@@ -13,10 +13,11 @@ from math import prod
 from torch import nn
 
 from esper.kasmina.blueprints import of_family
+from esper.kasmina.channel_groups import below
 from esper.kasmina.slots import Slot, SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError, suggestion
-from esper.own_models.module_traces import ModuleTrace, Run, below, probe, walk
+from esper.own_models.module_traces import ModuleTrace, Run, probe, walk
 
 MAX_SLOTS = 8
 """Largest number of slots that are found without being named."""

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from esper.kasmina.wider_layers import layer_sizes, resize
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
@@ -269,7 +270,8 @@ class Attempts:
             state = checkpoint["now"]
             if state is None:
                 if self._keeps:
-                    strip(model).load_state_dict(checkpoint["initial"])
+                    resize(strip(model), checkpoint["initial"])
+                    model.load_state_dict(checkpoint["initial"])
                 if number == 0:
                     set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
@@ -288,7 +290,8 @@ class Attempts:
                 )
             self._write(validate)
         if self._keeps:
-            saving.load_grown(strip(model), entry["state"])
+            resize(strip(model), checkpoint["initial"])
+            saving.load_grown(model, entry["state"])
         result = GrowthResult.from_plain(model, entry["best"])
         result.tries = list(entry["worths"])
         if self.tries > 1:
@@ -306,13 +309,20 @@ class Attempts:
     ) -> GrowthResult:
         """Train and grow to the end, from the start or from the state of an earlier process."""
         recipe, options, host = self.recipe, self.recipe.options, parameter_count(model)
+        seed, sizes = options.seed + number, layer_sizes(model)
+        search = None
+        if policy == "widen":
+            from esper.own_models.width_search import WidthSearch
+
+            search = WidthSearch(model, options, seed)
+            policy = "never"
         growth = Growth(
             model,
             recipe.optimizer(model, self.initial),
             validate=validate,
             example=recipe.example,
             report=recipe.report if options.progress else None,
-            **options.of_growth() | {"policy": policy, "seed": options.seed + number},
+            **options.of_growth() | {"policy": policy, "seed": seed},
         )
         training = recipe.training(model, growth)
         before = state["seconds"] if state else 0.0
@@ -320,6 +330,8 @@ class Attempts:
             growth.begin()
         else:
             growth.load_state_dict(state["growth"])
+            if search is not None:
+                search.load_state_dict(state["search"], state["model"], training)
             model.load_state_dict(state["model"])
             training.load_state_dict(state["training"])
             set_random_state(self._checkpoint["random"], recipe.loaders)
@@ -327,7 +339,11 @@ class Attempts:
         with phase("training", options.epochs - first, "epochs") as current:
             for epoch in range(first, options.epochs):
                 current.done = float(epoch - first)
-                loss = training.epoch()
+                if search is None:
+                    loss = training.epoch()
+                else:
+                    loss = search.epoch(training, validate, recipe.loaders)
+                    growth.notes += search.lines
                 validation = validate()
                 training.end_epoch(validation)
                 record = growth.step(validation, train_loss=loss)
@@ -336,6 +352,7 @@ class Attempts:
                 if self.path is not None and record.epoch < options.epochs:
                     self._checkpoint["now"] = {
                         "growth": growth.state_dict(),
+                        "search": None if search is None else search.state_dict(),
                         "model": model.state_dict(),
                         "training": training.state_dict(),
                         "seconds": before + monotonic() - begun,
@@ -351,6 +368,11 @@ class Attempts:
             host,
             before + monotonic() - begun,
             options.price,
+            widths={
+                name: {key: (sizes[name][key], size) for key, size in later.items()}
+                for name, later in layer_sizes(model).items()
+                if later != sizes.get(name, later)
+            },
         )
 
     def _write(self, validate: Evaluator) -> None:

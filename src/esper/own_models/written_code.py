@@ -2,6 +2,7 @@
 they hang."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,22 +20,36 @@ STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
 _REBUILD = '''
 
 def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
-    """Attach the seeds to ``model``, built as before it grew, and load ``state`` (or its file)."""
+    """Give ``model``, built as before it grew, its widths and seeds, and load ``state``."""
     for point, (blueprint, channels, layout, form) in SEEDS.items():
         attach_seed(model.get_submodule(point), Seed(blueprint, channels, layout, form))
     if isinstance(state, str):
         state = torch.load(state, map_location="cpu", weights_only=True)
+    for name, sizes in WIDTHS.items():
+        layer = model.get_submodule(name)
+        for key, size in sizes.items():
+            setattr(layer, key, size)
+        for tensors in (layer._parameters, layer._buffers):
+            for key in [key for key, x in tensors.items() if x is not None]:
+                value = torch.empty_like(state[f"{name}.{key}"])
+                is_parameter = isinstance(tensors[key], nn.Parameter)
+                tensors[key] = nn.Parameter(value) if is_parameter else value
     model.load_state_dict(state)
     return model
 '''
 
 
-def save_grown(model: nn.Module, folder: str | Path) -> Path:
+Widths = Mapping[str, Mapping[str, tuple[int, int]]]
+"""See ``GrowthResult.widths``."""
+
+
+def save_grown(model: nn.Module, folder: str | Path, widths: Widths) -> Path:
     """Write a grown module as ``STATE_FILE`` and ``CODE_FILE``, see ``GrowthResult.save``.
 
     Args:
         model: a grown module.
         folder: made if it does not exist.
+        widths: the layers that became wider.
 
     Returns:
         the folder.
@@ -44,16 +59,17 @@ def save_grown(model: nn.Module, folder: str | Path) -> Path:
     state = io.BytesIO()
     torch.save(model.state_dict(), state)
     replace_synced(where / STATE_FILE, state.getvalue())
-    replace_synced(where / CODE_FILE, rebuilding_code(model).encode())
+    replace_synced(where / CODE_FILE, rebuilding_code(model, widths).encode())
     return where
 
 
-def rebuilding_code(model: nn.Module) -> str:
+def rebuilding_code(model: nn.Module, widths: Widths) -> str:
     """The source of a module with a function ``rebuild(model, state)``; it imports torch alone,
     besides what the files of plugin blueprints import.
 
     Args:
         model: a grown module.
+        widths: the layers that became wider.
 
     Raises:
         UsageError: the source of a blueprint is not in a file, or two of its names are equal.
@@ -75,6 +91,12 @@ def rebuilding_code(model: nn.Module) -> str:
         + "".join(
             f"    {point!r}: {(s.blueprint, s.channels, s.layout, s.form)!r},\n"
             for point, s in seeds.items()
+        )
+        + "}",
+        "WIDTHS = {\n"
+        + "".join(
+            f"    {name!r}: { ({key: after for key, (_, after) in sizes.items()})!r},\n"
+            for name, sizes in widths.items()
         )
         + "}",
     ]

@@ -69,8 +69,8 @@ class GrowArguments:
     """Task that the network learns; `esper tasks` lists the tasks."""
     policy: str | None = None
     """The policy: a name of `esper policies`, or a run directory (its latest checkpoint). By
-    default rule; with --task, a trained one of `esper policies` that learned on such tasks, if
-    there is one."""
+    default widen; with --task, a trained one of `esper policies` that learned on such tasks if
+    there is one, else rule."""
     out: Path | None = None
     """With --model, the folder to write, by default grown/NAME. With --task, the torch.export file
     to write, for example model.pt2."""

@@ -31,7 +31,7 @@ from esper.runtime.gate import Permission
 from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
 from esper.scripts.grow import GrowArguments, check_writable, options_of, result_settings
 from esper.scripts.grown_files import RESULT, growth_seeds_table, read_finished, write_files
-from esper.simic.tools.grow import DEFAULT, GrowingPolicy, is_run_directory
+from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
@@ -49,7 +49,7 @@ def grow_model(settings: GrowArguments) -> int:
     Raises:
         UsageError: a setting or a file is wrong, or the folder holds another result.
     """
-    settings = replace(settings, policy=settings.policy or DEFAULT)
+    settings = replace(settings, policy=settings.policy or "widen")
     assert settings.model is not None
     assert settings.policy is not None
     check_name(settings.name)

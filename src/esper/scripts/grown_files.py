@@ -64,7 +64,7 @@ def write_files(
     try:
         selection.save(folder)
         _draw(result, folder)
-        code = rebuilding_code(selection.model)
+        code = rebuilding_code(selection.model, selection.widths)
         name = f"{STATE_FILE} and {CODE_FILE}"
         differs = {name: _rebuild(folder, code, source, inputs, reference)}
         differs |= _write_programs(folder, selection, inputs, onnx, reference)

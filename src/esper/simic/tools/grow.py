@@ -121,11 +121,13 @@ class GrowingPolicy:
             UsageError: there is no such run, it trained a Gymnasium task, it has no intact
                 checkpoint, or a plugin is not permitted.
         """
+        if name == "widen":
+            raise UsageError("policy: 'widen' grows a model of your own; name another policy")
         if name in CONTROLS:
             return cls(name, TrainConfig(), None)
         run = learned_path(name) or Path(name)
         if not is_run_directory(str(run)):
-            names = (*CONTROLS, *(card for card in cards() if card not in CONTROLS))
+            names = (*CONTROLS, *(card for card in cards() if card not in (*CONTROLS, "widen")))
             advice = "`esper policies` and `esper runs` list what there is"
             raise UsageError(
                 f"policy: {name!r} is neither one of {', '.join(names)} nor a run directory; "

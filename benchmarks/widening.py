@@ -1,0 +1,318 @@
+"""Widening in mid-training, against networks that have the larger size from the start.
+
+    python benchmarks/widening.py [--parts fresh trained prior moment] [--work DIRECTORY] [--write]
+
+Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
+for each arm alike, on other seeds, by validation. Figures are test accuracy or R² in percent.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from reporting import kept, made_on, new_parser, publish, table
+from sklearn.datasets import load_digits, make_friedman1
+from torch import Tensor, nn
+
+import esper
+from esper.kasmina import wider_layers
+from esper.own_models import width_search
+
+EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
+RATES = (0.003, 0.01, 0.03)
+TUNING, SEEDS = (100, 101), range(10)
+SWEEP = (1, 2, 4, 6)
+EXTRA = (3, 6, 12, 24)
+Z = 1.96
+
+
+def perceptron(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two hidden layers."""
+    layers = nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two convolutions with batch norm."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs),
+    )  # fmt: skip
+
+
+def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
+    """Digits with noise of half the range of a pixel."""
+    data, generator = load_digits(), torch.Generator().manual_seed(seed)
+    x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    order = torch.randperm(len(x), generator=generator)
+    return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
+
+
+def skewed(seed: int) -> tuple[Tensor, Tensor]:
+    """Friedman's function (1991), its target skewed by an exponential function."""
+    x, y = make_friedman1(2800, noise=0.0, random_state=seed)
+    target = torch.tensor((y - 14.0) / 5.0, dtype=torch.float32).exp()
+    mean, deviation = target[:TRAIN].mean(), target[:TRAIN].std()
+    return torch.tensor(x, dtype=torch.float32), ((target - mean) / deviation)[:, None]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network and its data; the layers are drawn too small, or large enough."""
+
+    make: Callable[[int, int, int], nn.Module]
+    data: Callable[[int], tuple[Tensor, Tensor]]
+    width: int
+    loss: str = "cross_entropy"
+
+    def build(self, factor: int, seed: int) -> nn.Module:
+        """The network with layers ``factor`` times as wide."""
+        torch.manual_seed(seed)
+        inputs = self.data(0)[0].shape[1]
+        outputs = 10 if self.loss == "cross_entropy" else 1
+        return self.make(inputs, factor * self.width, outputs)
+
+    def train(
+        self, model: nn.Module, seed: int, policy: str, epochs: int, rate: float
+    ) -> dict[str, float]:
+        """Train ``model``; figures on validation and test in percent, parameters, seconds."""
+        x, y = self.data(seed)
+        splits = [slice(TRAIN), slice(TRAIN, TRAIN + VALIDATION), slice(TRAIN + VALIDATION, None)]
+        loaders = [
+            torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(x[part], y[part]),
+                BATCH if number == 0 else len(x),
+                shuffle=number == 0,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for number, part in enumerate(splits)
+        ]
+        torch.manual_seed(seed)
+        result = esper.grow(
+            model, loaders[0], loaders[1], test_loader=loaders[2], policy=policy, epochs=epochs,
+            loss=self.loss, seed=seed, progress=False,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate),
+            scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
+        )  # fmt: skip
+        assert result.test is not None
+        return {
+            "validation": 100 * result.validation.figure, "test": 100 * result.test.figure,
+            "parameters": result.parameters, "seconds": result.seconds,
+        }  # fmt: skip
+
+
+HOSTS = {
+    "MLP of width 4, noisy digits": Host(perceptron, noisy_digits, 4),
+    "MLP of width 4, skewed Friedman": Host(perceptron, skewed, 4, "mse"),
+    "CNN of width 3, noisy digits": Host(convolutions, noisy_digits, 3),
+    "MLP of width 32, noisy digits": Host(perceptron, noisy_digits, 32),
+}
+GROWN = {"MLP of width 32, noisy digits": 1}
+"""How many times as wide a host becomes; six times by default, as the prior says."""
+Arm = Callable[[int, float], dict[str, float]]
+
+
+def tuned(arm: Arm, seeds: range = SEEDS) -> list[dict[str, float]]:
+    """Results of an arm on all seeds, at the rate that is best on validation on others."""
+    means = {rate: fmean(arm(seed, rate)["validation"] for seed in TUNING) for rate in RATES}
+    rate = max(means, key=means.__getitem__)
+    return [arm(seed, rate) | {"rate": rate} for seed in seeds]
+
+
+def fresh(host: Host, factor: int) -> dict[str, list[dict[str, float]]]:
+    """The arms of a host that is trained from the start."""
+
+    def arm(times: int, policy: str, epochs: int, seed: int, rate: float) -> dict[str, float]:
+        return host.train(host.build(times, seed), seed, policy, epochs, rate)
+
+    parts = [tuned(partial(arm, times, "never", EPOCHS // len(SWEEP))) for times in SWEEP]
+    best = [max(each, key=lambda one: one["validation"]) for each in zip(*parts, strict=True)]
+    return {
+        "small": tuned(partial(arm, 1, "never", EPOCHS)),
+        "grown": tuned(partial(arm, 1, "widen", EPOCHS)),
+        "static": tuned(partial(arm, factor, "never", EPOCHS)),
+        "sweep": best,
+    }
+
+
+def trained(host: Host, factor: int, epochs: int) -> dict[str, list[dict[str, float]]]:
+    """The arms of a host that was trained before, after further epochs."""
+
+    def further(policy: str, seed: int, rate: float) -> dict[str, float]:
+        model = host.build(1, seed)
+        host.train(model, seed, "never", EPOCHS, 0.01)
+        return host.train(model, seed, policy, epochs, rate)
+
+    def scratch(seed: int, rate: float) -> dict[str, float]:
+        return host.train(host.build(factor, seed), seed, "never", epochs, rate)
+
+    arms = {"longer": partial(further, "never"), "grown": partial(further, "widen")}
+    return {name: tuned(arm, range(8)) for name, arm in (arms | {"scratch": scratch}).items()}
+
+
+def prior() -> list[list[Any]]:
+    """Test figures by host, width and factor of widening."""
+    rows = []
+    for name, widths in (("perceptron", (4, 8, 16, 32)), ("convolutions", (3, 8, 16))):
+        for data, loss in ((noisy_digits, "cross_entropy"), (skewed, "mse")):
+            if name == "convolutions" and loss == "mse":
+                continue
+            for width in widths:
+                host = Host(globals()[name], data, width, loss)
+                row: list[Any] = [f"{name}, {data.__name__}, width {width}"]
+                for factor in SWEEP:
+                    with patch.object(width_search, "PRIOR", ((10**6, float(factor)),)):
+                        results = [
+                            host.train(host.build(1, seed), seed, "widen", EPOCHS, 0.01)
+                            for seed in range(4)
+                        ]
+                    row.append(fmean(one["test"] for one in results))
+                    row.append(fmean(one["parameters"] for one in results))
+                rows.append(row)
+    return rows
+
+
+def moment(host: Host) -> list[list[Any]]:
+    """Test figures by the moment of widening and the start of the squared gradients."""
+    rows = []
+    for begin in (0.1, 0.25, 0.5):
+        row: list[Any] = [begin]
+        for share in (1.0, 0.01, 0.0):
+            with (
+                patch.object(width_search, "BEGIN", begin),
+                patch.object(wider_layers, "FRESH", share),
+                patch.object(width_search, "PRIOR", ((10**6, 3.0),)),
+            ):
+                row += [
+                    [
+                        host.train(host.build(1, seed), seed, "widen", EPOCHS, rate)["test"]
+                        for seed in range(8)
+                    ]
+                    for rate in (0.01, 0.03)
+                ]
+        rows.append(row)
+    return rows
+
+
+def mean(values: list[float]) -> str:
+    """Mean and 95 % interval over seeds."""
+    return f"{fmean(values):.1f} ± {Z * stdev(values) / math.sqrt(len(values)):.1f}"
+
+
+def of(results: list[dict[str, float]]) -> list[float]:
+    """The test figures."""
+    return [one["test"] for one in results]
+
+
+def difference(one: list[dict[str, float]], two: list[dict[str, float]]) -> str:
+    """Paired difference with its 95 % interval over seeds."""
+    values = [a - b for a, b in zip(of(one), of(two), strict=True)]
+    error = Z * stdev(values) / math.sqrt(len(values))
+    return f"{fmean(values):+.1f} [{fmean(values) - error:+.1f}, {fmean(values) + error:+.1f}]"
+
+
+def fresh_page(work: Path) -> list[str]:
+    """The table of hosts that are trained from the start."""
+    rows = []
+    for name, host in HOSTS.items():
+        make = partial(fresh, host, GROWN.get(name, 6))
+        arms = kept(work / f"fresh-{name}.json", make)
+        ratio = fmean(g["seconds"] for g in arms["grown"]) / fmean(
+            s["seconds"] for s in arms["static"]
+        )
+        sizes = [f"{arms[arm][0]['parameters']:,.0f}" for arm in ("small", "grown")]
+        rows.append(
+            (
+                name, " → ".join(sizes), *(mean(of(arms[arm])) for arm in arms),
+                difference(arms["grown"], arms["static"]), difference(arms["grown"], arms["sweep"]),
+                f"{ratio:.2f}",
+            )
+        )  # fmt: skip
+    heads = (
+        "host", "parameters", "never grown", "grown", "static, the grown size", "best of four",
+        "grown − static", "grown − best of four", "time, grown / static",
+    )  # fmt: skip
+    return [
+        f"## From the start\n\n{EPOCHS} epochs, ten seeds. *Static* has from the start the size "
+        "that the grown network ends with, which is also the one that the rule would choose "
+        "beforehand. *Best of four* trains widths of 1, 2, 4 and 6 times for "
+        f"{EPOCHS // len(SWEEP)} epochs each, and keeps the best on validation. ± and brackets: 95 "
+        "% over seeds.",
+        table(heads, rows),
+    ]
+
+
+def trained_page(work: Path) -> list[str]:
+    """The table of hosts that were trained before."""
+    rows = []
+    for name, host in list(HOSTS.items())[:3]:
+        for epochs in EXTRA:
+            arms = kept(work / f"trained-{name}-{epochs}.json", partial(trained, host, 6, epochs))
+            cells = (mean(of(arms[arm])) for arm in arms)
+            rows.append((name, epochs, *cells, difference(arms["grown"], arms["scratch"])))
+    heads = ("host", "further epochs", "trained longer", "grown in place", "larger, from scratch")
+    return [
+        "## A network that is trained already\n\nTrained for 40 epochs, then found too small: "
+        "eight seeds, after further epochs.",
+        table((*heads, "grown − from scratch"), rows),
+    ]
+
+
+def prior_page(work: Path) -> list[str]:
+    """The table behind ``width_search.PRIOR``."""
+    rows = []
+    for name, *cells in kept(work / "prior.json", prior):
+        figures, sizes = cells[::2], cells[1::2]
+        worth = [f - math.log(size / sizes[0]) for f, size in zip(figures, sizes, strict=True)]
+        best = SWEEP[max(range(len(SWEEP)), key=worth.__getitem__)]
+        rows.append((name, *(f"{figure:.1f}" for figure in figures), f"{best} times"))
+    heads = ("host", *(f"{factor} times as wide" for factor in SWEEP), "best at the usual price")
+    return [
+        "## How much: the prior\n\nFour seeds, rate 0.01; the usual price is one point for a "
+        "network e times as large.",
+        table(heads, rows),
+    ]
+
+
+def moment_page(work: Path) -> list[str]:
+    """The table of moments and of the optimizer's state."""
+    host = HOSTS["MLP of width 4, noisy digits"]
+    rows = [
+        (f"{begin:.0%}", *(mean(values) for values in cells))
+        for begin, *cells in kept(work / "moment.json", partial(moment, host))
+    ]
+    heads = ["widened after"]
+    heads += [f"{share:.0%}, rate {rate}" for share in (1.0, 0.01, 0.0) for rate in (0.01, 0.03)]
+    return [
+        "## When, and with which state of the optimizer\n\nThe MLP on noisy digits, three times as "
+        "wide, eight seeds. Adam's mean of squared gradients of a new entry starts at a share of "
+        "the mean over the others (`wider_layers.FRESH` is 1 %): at the whole mean, new entries "
+        "learn so slowly that a late widening comes to nothing.",
+        table(heads, rows),
+    ]
+
+
+PARTS = {"fresh": fresh_page, "trained": trained_page, "prior": prior_page, "moment": moment_page}
+
+
+def main() -> None:
+    """Run the parts and print the page."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/widening"))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    paragraphs = [text for name in arguments.parts for text in PARTS[name](arguments.work)]
+    parts = ("Test accuracy or R² in percent.", *paragraphs, f"{made_on()}.")
+    publish("widening", "Widening in mid-training", parts, arguments.write)
+
+
+if __name__ == "__main__":
+    main()

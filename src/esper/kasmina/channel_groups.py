@@ -1,0 +1,315 @@
+"""Which layers of a module share channels, so that they can only be widened together.
+
+A forward pass is recorded, function by function. A linear layer or a convolution *writes* channels;
+whatever computes each channel from itself alone (activations, pooling, reshapes, batch norms,
+depthwise convolutions) passes them on; a linear layer or a convolution behind it *reads* them. Sums
+and products of two activations tie their channels. A function that mixes the channels of a group,
+such as a layer norm or attention, refuses the group by its name.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+_TIES = {"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__isub__", "sub_"}
+_TIES |= {"mul", "__mul__", "__rmul__", "__imul__", "mul_"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChannelGroup:
+    """Channels that can be widened.
+
+    Attributes:
+        channels: their number.
+        writers: names of the layers that compute them; those of a residual stream are several.
+        companions: names of batch norms and depthwise convolutions with parameters per channel.
+        readers: by the name of each layer that reads them, how many of its inputs belong to one
+            channel: several after a convolution that is flattened.
+    """
+
+    channels: int
+    writers: tuple[str, ...]
+    companions: tuple[str, ...]
+    readers: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        """The names of the writers."""
+        return " + ".join(self.writers)
+
+
+@dataclass(eq=False)
+class _Group:
+    channels: int
+    writers: list[str]
+    companions: list[str] = field(default_factory=list)
+    readers: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    is_output: bool = False
+
+    def join(self, other: "_Group") -> None:
+        self.writers += other.writers
+        self.companions += other.companions
+        self.readers |= other.readers
+        self.reason = self.reason or other.reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    """Where the channels of a group lie in a tensor: on ``axis``, ``block`` entries each."""
+
+    group: _Group
+    axis: int
+    block: int
+
+
+def channel_groups(
+    model: nn.Module, run: Callable[[], Any]
+) -> tuple[list[ChannelGroup], dict[str, str]]:
+    """The groups of channels of a module.
+
+    Args:
+        model: the module, in evaluation mode.
+        run: runs a forward pass without gradients.
+
+    Returns:
+        - The groups that can be widened, in the order of their first writer.
+        - By name of a group that cannot, why not. Outputs of the module are not listed.
+    """
+    recorder = _Recorder(model)
+    with recorder:
+        output = run()
+    for leaf in tensors(output):
+        if (tag := recorder.tag(leaf)) is not None:
+            tag.group.is_output = True
+    wide, reasons = [], {}
+    for group in recorder.groups():
+        if group.is_output:
+            continue
+        layers = [*group.writers, *group.readers, *group.companions]
+        repetitions = [name for name in layers if recorder.calls[name] > 1]
+        if repetitions:
+            group.reason = f"{repetitions[0]} is called {recorder.calls[repetitions[0]]} times"
+        parameters = [p for name in layers for p in model.get_submodule(name).parameters(False)]
+        if not all(p.requires_grad for p in parameters):
+            group.reason = group.reason or "a layer is frozen"
+        if not group.readers:
+            group.reason = group.reason or "no layer reads it"
+        result = ChannelGroup(
+            group.channels, tuple(group.writers), tuple(group.companions), group.readers
+        )
+        if group.reason:
+            reasons[result.name] = group.reason
+        else:
+            wide.append(result)
+    return wide, reasons
+
+
+class _Recorder(TorchFunctionMode):
+    """Follows the channels of every layer through the functions of a forward pass."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self._tags: dict[int, tuple[Tensor, _Tag]] = {}
+        self._parents: dict[_Group, _Group] = {}
+        self._all: list[_Group] = []
+        self._owners = {
+            id(x): (name, module)
+            for name, module in model.named_modules()
+            for x in (*module._parameters.values(), *module._buffers.values())
+            if x is not None
+        }
+
+    def groups(self) -> list[_Group]:
+        """The groups that were not joined to another."""
+        return [group for group in self._all if group not in self._parents]
+
+    def tag(self, x: object) -> _Tag | None:
+        """Where the channels of a tensor lie; None where they belong to no layer."""
+        entry = self._tags.get(id(x))
+        if entry is None:
+            return None
+        tag = entry[1]
+        while tag.group in self._parents:
+            tag = _Tag(self._parents[tag.group], tag.axis, tag.block)
+        return tag
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        inputs = list(tensors((args, kwargs)))
+        tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
+        name = getattr(func, "__name__", str(func))
+        if name in ("linear", "conv1d", "conv2d", "conv3d"):
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            owner, layer = self._owners.get(id(weight), ("", None))
+            if isinstance(layer, nn.Linear | Convolution):
+                output = func(*args, **kwargs)
+                self._layer(owner, layer, args[0] if args else kwargs["input"], output)
+                return output
+        if len(tags) == 0:
+            return func(*args, **kwargs)
+        # Before the function, which may work in place.
+        source = next(x for x in inputs if id(x) in tags)
+        locations: list[_Tag | None] = []
+        if len(tags) == 1:
+            locations = self._locations(func, args, kwargs, source, tags[id(source)])
+        output = func(*args, **kwargs)
+        outputs = list(tensors(output))
+        if len(tags) > 1:
+            locations = [self._sum_tag(name, list(tags.values()))] * len(outputs)
+        if not outputs:
+            return output  # its shape, or another number
+        if len(locations) != len(outputs) or None in locations:
+            for tag in tags.values():
+                tag.group.reason = tag.group.reason or f"{name} mixes its channels"
+            return output
+        self._companion(inputs, tags[id(source)], name)
+        for x, tag in zip(outputs, locations, strict=True):
+            assert tag is not None
+            self._tags[id(x)] = x, tag
+        return output
+
+    def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
+        """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
+        self.calls[name] += 1
+        tag = self.tag(x)
+        is_linear = isinstance(layer, nn.Linear)
+        axis = output.ndim - 1 if is_linear else output.ndim - layer.weight.ndim + 1
+        if not is_linear and layer.groups > 1:
+            depthwise = layer.groups == layer.in_channels == layer.out_channels
+            if tag is not None and depthwise and (tag.axis, tag.block) == (axis, 1):
+                tag.group.companions.append(name)
+                self._tags[id(output)] = output, tag
+            elif tag is not None:
+                tag.group.reason = f"{name} reads it in groups"
+            return
+        if tag is not None:
+            if tag.axis == axis:
+                tag.group.readers[name] = tag.block
+            else:
+                tag.group.reason = f"{name} does not read it on its axis of channels"
+        group = _Group(output.shape[axis], [name])
+        self._all.append(group)
+        self._tags[id(output)] = output, _Tag(group, axis, 1)
+
+    def _companion(self, inputs: list[Tensor], tag: _Tag, function: str) -> None:
+        """Note the module whose parameters or buffers a function applies to the channels."""
+        owners = {self._owners[id(x)] for x in inputs if id(x) in self._owners}
+        for name, module in owners:
+            if isinstance(module, BatchNorm) and tag.block == 1:
+                self.calls[name] += 1
+                tag.group.companions.append(name)
+            elif any(x.numel() > 1 for x in inputs if id(x) in self._owners):
+                holder = name or "the module"
+                tag.group.reason = f"{function} has parameters of {holder} per channel"
+
+    def _sum_tag(self, name: str, tags: list[_Tag]) -> _Tag | None:
+        """What a function of several groups yields: one group, if it adds or multiplies them."""
+        first, *more = sorted(tags, key=lambda tag: self._all.index(tag.group))
+        alike = all((t.axis, t.block) == (first.axis, first.block) for t in more)
+        alike = alike and all(t.group.channels == first.group.channels for t in more)
+        if name not in _TIES or not alike:
+            return None
+        for tag in more:
+            if tag.group is not first.group:
+                first.group.join(tag.group)
+                self._parents[tag.group] = first.group
+        return first
+
+    def _locations(
+        self, func: Any, args: Any, kwargs: Any, x: Tensor, tag: _Tag
+    ) -> list[_Tag | None]:
+        """Where the channels lie in each output; None where they are mixed.
+
+        Other values in one channel of the input must change that channel of the output alone.
+        """
+        generator = torch.Generator().manual_seed(0)
+        size = torch.randn(x.shape, generator=generator).abs().to(x.device, x.dtype)
+        # Of either sign, so that no activation function maps both to the alike value.
+        base, negative = size, -size.flip(0)
+
+        def outputs(value: Tensor) -> list[Tensor]:
+            def swap(each: Any) -> Any:
+                return value.clone() if each is x else each
+
+            return list(tensors(func(*_map_leaves(args, swap), **_map_leaves(kwargs, swap))))
+
+        channels = sorted({0, tag.group.channels // 2, tag.group.channels - 1})
+        reference, changes = outputs(base), []
+        for channel in channels:
+            value = base.clone()
+            entries = slice(channel * tag.block, (channel + 1) * tag.block)
+            index = (slice(None),) * tag.axis + (entries,)
+            value[index] = negative[index]
+            changes.append([a != b for a, b in zip(outputs(value), reference, strict=True)])
+        return [
+            _location(tag, x.shape, [each[i] for each in changes], channels)
+            for i in range(len(reference))
+        ]
+
+
+def _location(
+    tag: _Tag, shape: torch.Size, changes: list[Tensor], channels: list[int]
+) -> _Tag | None:
+    """The axis of an output on which each changed channel is a block of its own; else None.
+
+    Args:
+        tag: where the channels are in the input.
+        shape: shape of the input.
+        changes: by changed channel, which entries of the output changed.
+        channels: the changed channels.
+    """
+    size = changes[0].shape
+    axes = list(range(len(size)))
+    if tag.group.channels == 1:
+        # Every axis holds one block.
+        axes = [tag.axis] if size == shape else []
+    for axis in axes:
+        block, remainder = divmod(size[axis], tag.group.channels)
+        if remainder or not block:
+            continue
+        crossing = [each for each in axes if each != axis]
+        positions = [(c.any(crossing) if crossing else c).nonzero()[:, 0] // block for c in changes]
+        if all(
+            len(p) > 0 and bool((p == channel).all())
+            for p, channel in zip(positions, channels, strict=True)
+        ):
+            return _Tag(tag.group, axis, block)
+    return None
+
+
+def below(name: str, ancestor: str) -> bool:
+    """Whether a module lies within another, or is the same; by their names."""
+    return name == ancestor or name.startswith(f"{ancestor}.")
+
+
+def tensors(value: object) -> Iterator[Tensor]:
+    """The tensors in nested tuples, lists, dicts and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors(part)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from tensors(part)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from tensors(getattr(value, each.name))
+
+
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested tuples, lists and dicts with their leaves changed."""
+    if isinstance(value, dict):
+        return {key: _map_leaves(part, change) for key, part in value.items()}
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(_map_leaves(part, change) for part in value)
+    return change(value)

@@ -1,0 +1,246 @@
+"""Widening of a group of channels, in place: the layers stay what they are, with larger sizes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina.channel_groups import BatchNorm, ChannelGroup, Convolution
+
+
+@dataclass(frozen=True, slots=True)
+class NewChannels:
+    """What the new channels of a group start with.
+
+    Attributes:
+        entries: parameters and buffers of writers and companions, by their full name, with the new
+            channels on the first axis.
+        count: number of new channels.
+    """
+
+    entries: Mapping[str, Tensor]
+    count: int
+
+    def choice(self, index: Tensor) -> "NewChannels":
+        """Some of these channels."""
+        return NewChannels({n: x[index] for n, x in self.entries.items()}, len(index))
+
+
+@dataclass
+class Widening:
+    """A widening that was applied, and can be taken back.
+
+    Attributes:
+        exchanges: module, name of its parameter or buffer, the tensor before and the one after.
+        sizes: module, attribute and its value before.
+        optimizer: the optimizer that was told; None without.
+        states: its state of each replaced parameter before.
+    """
+
+    exchanges: list[tuple[nn.Module, str, Tensor, Tensor]] = field(default_factory=list)
+    sizes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
+    optimizer: Optimizer | None = None
+    states: dict[Tensor, Any] = field(default_factory=dict)
+
+    def undo(self) -> None:
+        """Put back the parameters, their sizes and their state in the optimizer."""
+        for module, name, before, _ in self.exchanges:
+            _slot(module, name)[name] = before
+        for module, name, size in reversed(self.sizes):
+            setattr(module, name, size)
+        if self.optimizer is not None:
+            later = {id(after): before for _, _, before, after in self.exchanges}
+            _exchange(self.optimizer, later)
+            for _, _, before, after in self.exchanges:
+                self.optimizer.state.pop(after, None)
+                if before in self.states:
+                    self.optimizer.state[before] = self.states[before]
+
+
+def widen(
+    model: nn.Module, group: ChannelGroup, new: NewChannels, optimizer: Optimizer | None = None
+) -> Widening:
+    """Add channels to a group; the output of the module stays the same.
+
+    The layers that read the group get weights of 0 for its new channels. State of the optimizer is
+    kept for what was there, and starts at 0 for new entries; where it is a mean of squares, at
+    ``FRESH`` of the mean over the old ones.
+
+    Args:
+        model: the module.
+        group: one of its groups, see ``channel_groups``.
+        new: what the new channels start with.
+        optimizer: trains the module; the parameters are exchanged in its groups.
+    """
+    change = Widening(optimizer=optimizer)
+    for name in (*group.writers, *group.companions):
+        module = model.get_submodule(name)
+        for key, x in _tensors_of(module):
+            entry = new.entries.get(f"{name}.{key}")
+            if entry is not None:
+                _replace(change, module, key, torch.cat([x, entry.to(x)]), 0)
+        _resize(change, module, new.count, writes=name in group.writers)
+    for name, block in group.readers.items():
+        module = model.get_submodule(name)
+        weight = module.get_parameter("weight")
+        zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
+        _replace(change, module, "weight", torch.cat([weight, zeros], 1), 1)
+        size = "in_features" if isinstance(module, nn.Linear) else "in_channels"
+        _set(change, module, size, getattr(module, size) + block * new.count)
+    if optimizer is not None:
+        change.states = {
+            before: optimizer.state[before]
+            for _, _, before, _ in change.exchanges
+            if before in optimizer.state
+        }
+        _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
+        for _, _, before, after in change.exchanges:
+            if before in change.states:
+                del optimizer.state[before]
+                state = change.states[before]
+                optimizer.state[after] = {
+                    key: _padded(key, value, before, after) for key, value in state.items()
+                }
+    return change
+
+
+FRESH = 0.01
+"""Share of the mean over the other entries at which squared gradients of a new one start.
+
+At the whole mean, Adam moves new entries so slowly that a network widened in the middle of training
+does not reach one that was wide from the start; at 0 their first steps are several times as long as
+the learning rate, which costs as much where that is high (``benchmarks/widening.py``).
+"""
+
+SIZES: dict[type[nn.Module], tuple[str, str]] = {
+    nn.Linear: ("out_features", "in_features"),
+    **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
+    **dict.fromkeys(get_args(BatchNorm), ("num_features", "num_features")),
+}
+"""Attributes that hold the length of the first and of the second axis of a weight."""
+
+
+def resize(
+    model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer | None = None
+) -> list[str]:
+    """Give layers the sizes that a state has for them, as those of a widened module.
+
+    Their entries are not those of the state yet. Other modules stay as they are.
+
+    Args:
+        model: a module built as before it grew.
+        state: ``state_dict()`` of the grown one.
+        optimizer: trains the module; it gets the new parameters, without a state.
+
+    Returns:
+        the names of the layers whose size differences.
+    """
+    names, later = [], {}
+    for name, module in model.named_modules():
+        kind = next((kind for kind in SIZES if isinstance(module, kind)), None)
+        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
+        differences = [
+            (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
+        ]
+        if kind is None or not differences:
+            continue
+        names.append(name)
+        for key, x, like in differences:
+            value = x.detach().new_zeros(like.shape)
+            is_parameter = isinstance(x, nn.Parameter)
+            new = nn.Parameter(value, x.requires_grad) if is_parameter else value
+            _slot(module, key)[key] = later[id(x)] = new
+            if key in ("weight", "running_mean"):
+                depthwise = getattr(module, "groups", 1) > 1
+                for axis, attribute in enumerate(SIZES[kind][: like.ndim]):
+                    setattr(module, attribute, like.shape[0 if depthwise else axis])
+                if depthwise:
+                    module.groups = like.shape[0]
+    if optimizer is not None:
+        _exchange(optimizer, later)
+    return names
+
+
+def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
+    """The attributes in which a layer has its sizes, by layer and attribute."""
+    return {
+        name: {key: getattr(module, key) for key in keys}
+        for name, module in model.named_modules()
+        for kind, keys in SIZES.items()
+        if isinstance(module, kind)
+    }
+
+
+def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
+    """Whether ``resize`` can give a parameter or buffer, by its full name, a shape."""
+    layer, _, key = name.rpartition(".")
+    try:
+        module = model.get_submodule(layer)
+    except AttributeError:
+        return False
+    before = _slot(module, key).get(key)
+    if before is None or before.ndim != len(shape) or not isinstance(module, tuple(SIZES)):
+        return False
+    return all(new >= old for new, old in zip(shape, before.shape, strict=True))
+
+
+def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Parameters and buffers of a module itself that have an axis."""
+    both = {**module._parameters, **module._buffers}
+    return [(name, x) for name, x in both.items() if x is not None and x.ndim]
+
+
+def _slot(module: nn.Module, name: str) -> dict[str, Any]:
+    """The dictionary of the module that holds a parameter or buffer."""
+    return module._parameters if name in module._parameters else module._buffers
+
+
+def _replace(change: Widening, module: nn.Module, name: str, value: Tensor, axis: int) -> None:
+    """Put a longer tensor in the place of a parameter or buffer."""
+    before = _slot(module, name)[name]
+    earlier = next((p for p in change.exchanges if p[0] is module and p[1] == name), None)
+    after: Tensor = value.detach()
+    if isinstance(before, nn.Parameter):
+        after = nn.Parameter(after, before.requires_grad)
+    _slot(module, name)[name] = after
+    if earlier is not None:
+        change.exchanges.remove(earlier)
+        before = earlier[2]
+    change.exchanges.append((module, name, before, after))
+
+
+def _resize(change: Widening, module: nn.Module, count: int, writes: bool) -> None:
+    if isinstance(module, nn.Linear):
+        _set(change, module, "out_features", module.out_features + count)
+    elif isinstance(module, BatchNorm):
+        _set(change, module, "num_features", module.num_features + count)
+    elif isinstance(module, Convolution):
+        _set(change, module, "out_channels", module.out_channels + count)
+        if not writes:
+            _set(change, module, "in_channels", module.in_channels + count)
+            _set(change, module, "groups", module.groups + count)
+
+
+def _set(change: Widening, module: nn.Module, name: str, value: int) -> None:
+    change.sizes.append((module, name, getattr(module, name)))
+    setattr(module, name, value)
+
+
+def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
+    """Put other parameters in the exchanges of some, in every group of an optimizer."""
+    for group in optimizer.param_groups:
+        group["params"] = [later.get(id(p), p) for p in group["params"]]
+
+
+def _padded(key: str, value: Any, before: Tensor, after: Tensor) -> Any:
+    """An entry of the optimizer's state for a parameter that became longer."""
+    if not isinstance(value, Tensor) or value.shape != before.shape:
+        return value
+    squares = key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+    start = FRESH * value.mean() if squares else value.new_zeros(())
+    padded = start.expand(after.shape).clone()
+    padded[tuple(slice(n) for n in value.shape)] = value
+    return padded

@@ -1,0 +1,233 @@
+"""How new channels of a group start: those of many random ones that explain the gradient best.
+
+Candidates get random incoming weights and outgoing weights of 0, as in Firefly (Wu et al., 2020).
+The gradient of a candidate's outgoing weights is the correlation of its activation with what is
+left of the gradient at the layers behind. Channels are taken one after the other, each by the
+decrease of the squared gradient that no channel before it explains: orthogonal matching pursuit, in
+the space in which TINY (Verbockhaven et al., 2024) takes singular vectors, as GradMax (Evci et
+al., 2022) does without the correlations.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.channel_groups import BatchNorm, ChannelGroup
+from esper.kasmina.wider_layers import NewChannels, widen
+from esper.own_models.samples import random_state_kept
+
+CANDIDATES = 256
+"""Random channels from which the new ones are taken."""
+BATCHES = 4
+"""Minibatches on which they are compared."""
+ROWS = 8192
+"""Positions of the activation by which the correlations of channels are measured."""
+
+Backward = Callable[[nn.Module, Any], None]
+"""Computes the gradients of the loss of a batch, added to those that are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """New channels of a group.
+
+    Attributes:
+        group: the group.
+        new: what they start with.
+        share: how much of the squared gradient behind the group they explain that the channels
+            before them do not, in [0, 1], to first order.
+    """
+
+    group: ChannelGroup
+    new: NewChannels
+    share: float
+
+
+def propose(
+    model: nn.Module,
+    group: ChannelGroup,
+    count: int,
+    batches: Sequence[Any],
+    backward: Backward,
+    generator: torch.Generator,
+) -> Proposal:
+    """The best new channels of a group.
+
+    Args:
+        model: the module; it stays as it is, and so do the global generators.
+        group: one of its groups.
+        count: number of channels.
+        batches: minibatches of the training data.
+        backward: see ``Backward``.
+        generator: draws the candidates.
+    """
+    number = max(CANDIDATES, 4 * count)
+    trial = copy.deepcopy(model)
+    candidates = _candidates(trial, group, number, generator)
+    widen(trial, group, candidates)
+    trial.requires_grad_(False)
+    activations: dict[str, list[Tensor]] = {name: [] for name in group.readers}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in group.readers}
+    handles = []
+    for name in group.readers:
+        layer = trial.get_submodule(name)
+        layer.get_parameter("weight").requires_grad_(True)
+        handles.append(layer.register_forward_pre_hook(_keep(activations[name])))
+        handles.append(layer.register_forward_hook(_keep_gradient(gradients[name])))
+    with random_state_kept(), torch.enable_grad():
+        for batch in batches:
+            backward(trial, batch)
+    for handle in handles:
+        handle.remove()
+    index, share = _pursuit(trial, group, count, activations, gradients)
+    indices = _with_statistics(trial, group, candidates).choice(index)
+    return Proposal(group, indices, share)
+
+
+def _candidates(
+    model: nn.Module, group: ChannelGroup, count: int, generator: torch.Generator
+) -> NewChannels:
+    """Random channels whose incoming weights are as large as those that are there."""
+    entries: dict[str, Tensor] = {}
+    for name in group.writers:
+        layer = model.get_submodule(name)
+        weight, bias = layer.get_parameter("weight").detach(), layer._parameters.get("bias")
+        draws = torch.randn((count, *weight.shape[1:]), generator=generator).to(weight)
+        entries[f"{name}.weight"] = draws * weight.square().mean().sqrt()
+        if bias is not None:
+            draws = torch.randn((count,), generator=generator).to(bias)
+            entries[f"{name}.bias"] = draws * bias.detach().square().mean().sqrt()
+    for name in group.companions:
+        module = model.get_submodule(name)
+        is_norm = isinstance(module, BatchNorm)
+        for key, x in (*module._parameters.items(), *module._buffers.items()):
+            if x is None or not x.ndim:
+                continue
+            shape = (count, *x.shape[1:])
+            if is_norm:
+                fill = 1.0 if key in ("weight", "running_var") else 0.0
+                entries[f"{name}.{key}"] = x.new_full(shape, fill)
+            else:
+                draws = torch.randn(shape, generator=generator).to(x)
+                entries[f"{name}.{key}"] = draws * x.detach().square().mean().sqrt()
+    return NewChannels(entries, count)
+
+
+def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) -> NewChannels:
+    """The channels with the running statistics that the batch norms measured of them."""
+    entries = dict(new.entries)
+    for name in group.companions:
+        module = model.get_submodule(name)
+        if isinstance(module, BatchNorm) and module.running_mean is not None:
+            for key in ("running_mean", "running_var"):
+                entries[f"{name}.{key}"] = module.get_buffer(key)[-new.count :].clone()
+    return NewChannels(entries, new.count)
+
+
+def _keep(target: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        target.append(inputs[0].detach())
+
+    return hook
+
+
+def _keep_gradient(target: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
+        output.register_hook(lambda gradient: target.append(gradient.detach()))
+
+    return hook
+
+
+def _pursuit(
+    model: nn.Module,
+    group: ChannelGroup,
+    count: int,
+    activations: dict[str, list[Tensor]],
+    gradients: dict[str, list[Tensor]],
+) -> tuple[Tensor, float]:
+    """The indices candidates, and the share of the squared gradient that they explain."""
+    host = group.channels
+    readers = [
+        _Reader(model, name, group, activations[name], gradients[name]) for name in group.readers
+    ]
+    for reader in readers:
+        reader.explain(list(range(host)))
+    total = sum(reader.remainder for reader in readers)
+    indices: list[int] = []
+    total_gain = 0.0
+    for _ in range(count):
+        gains = torch.stack([reader.gains() for reader in readers]).sum(0)
+        gains[:host] = -1.0
+        gains[indices] = -1.0
+        best = int(gains.argmax())
+        total_gain += max(float(gains[best]), 0.0)
+        indices.append(best)
+        for reader in readers:
+            reader.explain([best])
+    share = total_gain / total if total > 0.0 else 0.0
+    return torch.tensor(indices) - host, min(share, 1.0)
+
+
+class _Reader:
+    """Correlations of the channels that a layer reads, and their gradients, less what is reduction.
+
+    A kernel's shifted copies of a channel are taken as equally correlated.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        name: str,
+        group: ChannelGroup,
+        activations: list[Tensor],
+        gradients: list[Tensor],
+    ):
+        layer = model.get_submodule(name)
+        weight, block = layer.get_parameter("weight"), group.readers[name]
+        inputs = torch.cat([_rows(layer, x) for x in activations]).double()
+        outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
+        count = max(len(inputs), 1)
+        entries = _sample(inputs)
+        channels = entries.shape[1] // block
+        # Position by position of a flattened map, a channel is one variable.
+        entries = entries.view(len(entries), channels, block).movedim(1, 2).reshape(-1, channels)
+        self.covariance = entries.T @ entries / len(entries)
+        assert weight.grad is not None
+        gradient = weight.grad.double().view(weight.shape[0], channels, block, -1)
+        self.gradient = gradient.movedim(1, -1).reshape(-1, channels) / count
+        self.remainder = outputs / count
+
+    def explain(self, channels: list[int]) -> None:
+        """Take what some channels explain out of all others."""
+        for channel in channels:
+            variance = float(self.covariance[channel, channel])
+            if variance <= 1e-12 * float(self.covariance.diagonal().abs().max()):
+                continue
+            row = self.covariance[channel] / variance
+            reduction = self.gradient[:, channel].square().sum() / variance
+            self.remainder -= float(reduction)
+            self.gradient = self.gradient - self.gradient[:, channel, None] * row
+            self.covariance = self.covariance - self.covariance[:, channel, None] * row
+
+    def gains(self) -> Tensor:
+        """What each channel explains of the squared gradient, ``[C]``."""
+        variance = self.covariance.diagonal()
+        limit = 1e-8 * float(variance.abs().max())
+        gain = self.gradient.square().sum(0) / variance.clamp(min=max(limit, 1e-30))
+        return torch.where(variance > limit, gain, torch.zeros_like(gain))
+
+
+def _rows(layer: nn.Module, x: Tensor) -> Tensor:
+    """An activation as ``[positions, channels]``."""
+    linear = isinstance(layer, nn.Linear)
+    axis = x.ndim - 1 if linear else x.ndim - layer.get_parameter("weight").ndim + 1
+    return x.movedim(axis, -1).reshape(-1, x.shape[axis])
+
+
+def _sample(rows: Tensor) -> Tensor:
+    """At most ``ROWS`` rows, evenly spread."""
+    return rows[:: -(-len(rows) // ROWS)]

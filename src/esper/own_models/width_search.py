@@ -1,0 +1,273 @@
+"""The policy ``widen``: makes narrow layers wider while they train, and keeps what does no harm.
+
+How much a layer is widened comes from a prior (``factor``), whether the wider network may stay from
+a counterfactual: one epoch is trained from the same state with and without the new channels, on the
+same minibatches with the same random numbers, and both are validated. What costs more than half of
+what that epoch gains is taken back, to the bit.
+"""
+
+import copy
+from collections.abc import Iterable
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups, tensors
+from esper.kasmina.wider_layers import Widening, resize, widen
+from esper.leyline.errors import UsageError, first_line, suggestion
+from esper.own_models.grafted_model import copied_state, parameter_count
+from esper.own_models.new_units import BATCHES, Proposal, propose
+from esper.own_models.objectives import Evaluator, Validation, autocast, paired_interval
+from esper.own_models.options import PRICE, GrowOptions
+from esper.own_models.samples import (
+    as_arguments,
+    buffers_kept,
+    call,
+    evaluating,
+    half_or_all,
+    random_state,
+    random_state_kept,
+    set_random_state,
+    to_device,
+)
+from esper.own_models.training_loop import Training
+
+BEGIN = 0.1
+"""Share of the epochs after which layers are widened; a late widening gains less."""
+TRIALS = 2
+"""Most decisions of a training; after a refusal, the next one adds half as much."""
+EXACT = 1e-5
+"""Largest difference of outputs, relative to their size, that a widening may make."""
+
+
+def factor(channels: int, price: float) -> float:
+    """How many times as wide a layer becomes: the prior (``benchmarks/widening.py``).
+
+    Args:
+        channels: width of the layer.
+        price: see ``grow``; the more above the usual one, the less is added.
+    """
+    widths = (row for row in PRIOR if channels <= row[0])
+    share = next(widths, (0, 1.0))[1] - 1.0
+    return 1.0 + share * min(1.0, PRICE / max(price, 1e-12))
+
+
+PRIOR = ((6, 6.0), (12, 4.0), (24, 2.0))
+"""Widths up to which layers become so many times as wide; wider ones stay."""
+
+
+class WidthSearch:
+    """Widens the layers of a module while ``Training`` trains it.
+
+    Args:
+        model: the module.
+        options: see ``grow``; its ``slots`` are the modules whose layers may become wider.
+        seed: determines the candidates.
+
+    Raises:
+        UsageError: a slot is no module of ``model``.
+    """
+
+    def __init__(self, model: nn.Module, options: GrowOptions, seed: int):
+        self.model, self.options, self.seed, self.epochs = model, options, seed, options.epochs
+        self.lines: list[str] = []
+        self.number, self.trials, self.scale = 0, 0, 1.0
+        self.next = max(1, round(BEGIN * self.epochs))
+        names = [name for name, _ in model.named_modules() if name]
+        for slot in options.slots or ():
+            if slot not in names:
+                hint = suggestion(slot, names, "`print(model)` shows the names")
+                raise UsageError(f"slots: {type(model).__name__} has no module {slot!r}; {hint}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the search stands; the sizes of the layers are those of the module's state."""
+        return {name: getattr(self, name) for name in ("number", "trials", "next", "scale")}
+
+    def load_state_dict(
+        self, content: dict[str, Any], state: dict[str, Any], training: Training
+    ) -> None:
+        """The inverse of ``state_dict``; gives the module the sizes that ``state`` has."""
+        for name, value in content.items():
+            setattr(self, name, value)
+        resize(self.model, state, training.optimizer)
+
+    def epoch(self, training: Training, validate: Evaluator, loaders: Iterable[object]) -> float:
+        """Train one epoch, and decide where a decision is due.
+
+        ``lines`` says what was decided.
+
+        Returns:
+            the mean loss over the samples.
+        """
+        self.lines, number = [], self.number
+        self.number += 1
+        if number != self.next or number >= self.epochs or self.trials == TRIALS:
+            return training.epoch()
+        self.trials += 1
+        self.next = max(number + 1, round(2.5 * number))
+        loaders = tuple(loaders)
+        before = _Snapshot(training, loaders)
+        batches = _batches(training)
+        counts = self._counts(batches)
+        if not counts:
+            self.trials = TRIALS
+            return training.epoch()
+        earlier, loss = validate(), training.epoch()
+        without, terms = validate(), validate.terms()
+        ending = _Snapshot(training, loaders)
+        before.restore()
+        proposals, changes = self._widen(counts, batches, training, number)
+        if not changes:
+            ending.restore()
+            return loss
+        wide_loss = training.epoch()
+        wide, wide_terms = validate(), validate.terms()
+        interval = None
+        if terms is not None and wide_terms is not None:
+            interval = paired_interval(wide_terms, terms)
+        # A wider network that learns half as fast for an epoch has often won by the end.
+        tolerance = max((without.net - earlier.net) / 2.0, 0.0)
+        best = wide.net - without.net if interval is None else interval[1]
+        stays = isfinite(wide.loss) and best >= -tolerance
+        self.lines += _report(proposals, without, wide, interval, stays)
+        if stays:
+            self.trials = TRIALS
+            return wide_loss
+        self.scale /= 2.0
+        for change in reversed(changes):
+            change.undo()
+        ending.restore()
+        return loss
+
+    def _widen(
+        self,
+        counts: dict[ChannelGroup, int],
+        batches: list[tuple[Any, Any]],
+        training: Training,
+        number: int,
+    ) -> tuple[list[Proposal], list[Widening]]:
+        """Widen one group after the other: the new channels of one read those of the one before."""
+
+        def backward(model: nn.Module, batch: Any) -> None:
+            inputs, target = batch
+            with autocast(training.device, training.amp_dtype):
+                loss = training.objective.loss(call(model, inputs), target)
+            loss.backward()
+
+        proposals, changes = [], []
+        generator = torch.Generator().manual_seed(self.seed * 1009 + number)
+        for group, count in counts.items():
+            proposal = propose(self.model, group, count, batches, backward, generator)
+            if reason := self._problem(proposal, batches[0][0]):
+                self.lines.append(f"{group.name} is not widened ({reason})")
+                continue
+            proposals.append(proposal)
+            changes.append(widen(self.model, group, proposal.new, training.optimizer))
+        return proposals, changes
+
+    def _counts(self, batches: list[tuple[Any, Any]]) -> dict[ChannelGroup, int]:
+        """How many channels each group gets by the prior, within the limit of parameters."""
+        args, kwargs = as_arguments(batches[0][0])
+        with evaluating(self.model), buffers_kept(self.model):
+            run = half_or_all(self.model, args, kwargs)
+            groups, reasons = channel_groups(self.model, lambda: run(True))
+        slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
+        counts = {
+            group: round(self.scale * group.channels * (factor(group.channels, price) - 1.0))
+            for group in groups
+            if slots is None or any(below(name, slot) for name in group.writers for slot in slots)
+        }
+        counts = {group: count for group, count in counts.items() if count > 0}
+        while most is not None and counts:
+            if _wider_count(self.model, counts) <= most:
+                break
+            counts = {group: count // 2 for group, count in counts.items() if count > 1}
+        if not counts:
+            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            self.lines.append(f"nothing is widened ({text or 'the layers are wide enough'})")
+        return counts
+
+    def _problem(self, proposal: Proposal, inputs: Any) -> str:
+        """Why a widening would change what the module computes; empty if it does not."""
+        trial = copy.deepcopy(self.model)
+        try:
+            with evaluating(trial):
+                before = _leaves(call(trial, inputs))
+                widen(trial, proposal.group, proposal.new)
+                after = _leaves(call(trial, inputs))
+        except Exception as error:
+            return f"its forward pass fails then: {first_line(error)}"
+        for x, y in zip(before, after, strict=True):
+            if not torch.allclose(x, y, rtol=EXACT, atol=EXACT * float(x.abs().max())):
+                return "its output would change"
+        return ""
+
+
+class _Snapshot:
+    """Weights, states of the optimizer and its kin, and random numbers, to which one can return."""
+
+    def __init__(self, training: Training, loaders: tuple[object, ...]):
+        self.training, self.loaders = training, loaders
+        self.model = copied_state(training.model)
+        self.training_state = copy.deepcopy(training.state_dict())
+        self.random = random_state(loaders)
+
+    def restore(self) -> None:
+        """Return; the module has the sizes that it had."""
+        self.training.model.load_state_dict(self.model)
+        self.training.load_state_dict(self.training_state)
+        set_random_state(self.random, self.loaders)
+
+
+def _batches(training: Training) -> list[tuple[Any, Any]]:
+    """The first minibatches of the coming epoch."""
+    with random_state_kept(training.loader):
+        batches = [training.unpack(batch) for batch in islice(training.loader, BATCHES)]
+    return [to_device(batch, training.device) for batch in batches]
+
+
+def _wider_count(model: nn.Module, counts: dict[ChannelGroup, int]) -> int:
+    """Parameters of the module with so many new channels, each counted for its reader before."""
+    total = parameter_count(model)
+    for group, count in counts.items():
+        weights = {n: model.get_submodule(n).get_parameter("weight") for n in group.writers}
+        writers = sum(weight[0].numel() for weight in weights.values())
+        readers = sum(
+            model.get_submodule(name).get_parameter("weight")[:, :block].numel()
+            for name, block in group.readers.items()
+        )
+        total += count * (writers + len(group.writers) + readers + 2 * len(group.companions))
+    return total
+
+
+def _leaves(output: Any) -> list[Tensor]:
+    return [x.float() for x in tensors(output)]
+
+
+def _report(
+    proposals: list[Proposal],
+    without: Validation,
+    wide: Validation,
+    interval: tuple[float, float] | None,
+    stays: bool,
+) -> list[str]:
+    """What was widened, why it stays or not, a line each."""
+    lines = [
+        f"{p.group.name}: {p.group.channels} -> {p.group.channels + p.new.count} channels, which "
+        f"explain {100 * p.share:.0f} % of the gradient that the others leave"
+        for p in proposals
+    ]
+    percent = without.unit == "accuracy"
+    scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
+    bounds = (
+        ""
+        if interval is None
+        else " [{:+.{d}f}, {:+.{d}f}]".format(scale * interval[0], scale * interval[1], d=digits)
+    )
+    difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{bounds} {unit}"
+    answer = "stays" if stays else "is taken back"
+    lines.append(f"{difference} after an epoch with and without them: the wider network {answer}")
+    return lines

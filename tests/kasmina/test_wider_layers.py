@@ -1,0 +1,194 @@
+"""Groups of channels, and their widening: the function stays, and so does the optimizer's state."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.channel_groups import ChannelGroup, channel_groups
+from esper.kasmina.wider_layers import NewChannels, resize, widen
+from wide_modules import HOSTS
+
+
+def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str, str]]:
+    model.eval()
+    with torch.no_grad():
+        return channel_groups(model, lambda: model(x))
+
+
+def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChannels:
+    """Channels that differ from those that are there."""
+    entries = {}
+    for name in (*group.writers, *group.companions):
+        module = model.get_submodule(name)
+        for key, x in (*module._parameters.items(), *module._buffers.items()):
+            if x is not None and x.ndim:
+                entries[f"{name}.{key}"] = torch.rand((count, *x.shape[1:])) + 0.1
+    return NewChannels(entries, count)
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(1)
+    output = model(x)
+    return output["logits"] if isinstance(output, dict) else output
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """The module, whose masks would be other ones for wider activations."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def trained(model: nn.Module, x: Tensor, steps: int, kind: Any) -> torch.optim.Optimizer:
+    optimizer = kind(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        step(model, x, optimizer)
+    return optimizer
+
+
+def step(model: nn.Module, x: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    logits(model.train(), x).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_groups_are_those_that_share_channels(host: str) -> None:
+    torch.manual_seed(0)
+    make, inputs, names = HOSTS[host]
+    model, x = make(), inputs()
+    before = copy.deepcopy(model.state_dict())
+    groups, _ = groups_of(model, x)
+    assert sorted(group.name for group in groups) == sorted(names)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(host: str) -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS[host]
+    model, x = without_dropout(make()), inputs()
+    optimizer = trained(model, x, 3, torch.optim.AdamW)
+    groups, _ = groups_of(model, x)
+    state, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    shown = {mode: logits(model.train(mode), x) for mode in (False, True)}
+    model.load_state_dict(state)
+    changes = [widen(model, g, new_channels(model, g, 3), optimizer) for g in groups]
+    for mode in (False, True):
+        wider = logits(model.train(mode), x)
+        torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
+    for group in groups:
+        layer: Any = model.get_submodule(group.writers[0])
+        size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+        assert size == group.channels + 3
+    readers = {name for group in groups for name in group.readers}
+    starts = {name: model.get_submodule(name).get_parameter("weight").clone() for name in readers}
+    step(model, x, optimizer)
+    step(model, x, optimizer)
+    for name, start in starts.items():
+        assert bool((model.get_submodule(name).get_parameter("weight") != start)[:, -3:].any())
+    wide = copy.deepcopy(model)
+    assert type(wide) is type(model)
+    again = without_dropout(make())
+    resize(again, model.state_dict())
+    again.load_state_dict(model.state_dict())
+    torch.testing.assert_close(logits(again.eval(), x), logits(model.eval(), x), rtol=0, atol=0)
+    for change in reversed(changes):
+        change.undo()
+    optimizer.load_state_dict(moments)
+    model.load_state_dict(state)
+    alone = without_dropout(make())
+    alone.load_state_dict(state)
+    assert [p.shape for p in model.parameters()] == [p.shape for p in alone.parameters()]
+    other = torch.optim.AdamW(alone.parameters(), lr=0.01)
+    other.load_state_dict(copy.deepcopy(moments))
+    for _ in range(3):
+        step(model, x, optimizer)
+        step(alone, x, other)
+    alone_state = alone.state_dict()
+    assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.SGD]
+)
+def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["perceptron"]
+    model, x = without_dropout(make()), inputs()
+    optimizer = trained(model, x, 5, kind)
+    twin = copy.deepcopy(model)
+    other = kind(twin.parameters(), lr=0.01)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    for group in groups_of(model, x)[0]:
+        widen(model, group, new_channels(model, group, 2), optimizer)
+    step(model, x, optimizer)
+    step(twin, x, other)
+    for name, parameter in twin.named_parameters():
+        wide = model.get_parameter(name)
+        torch.testing.assert_close(wide[tuple(slice(n) for n in parameter.shape)], parameter)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+class Concatenation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.one(x).relu(), self.two(x)], 1))
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.two(self.one(x)))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x) * self.scale)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "reason"),
+    [
+        (Concatenation(), "one", "cat mixes its channels"),
+        (Shared(), "one", "two is called 2 times"),
+        (Scaled(), "one", "has parameters of the module per channel"),
+        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
+        (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 2)), "0", "parameters of 1"),
+        (
+            nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2)),
+            "0",
+            "frozen",
+        ),
+    ],
+)
+def test_what_cannot_be_widened_is_refused_by_name(
+    model: nn.Module, name: str, reason: str
+) -> None:
+    groups, refused = groups_of(model, torch.randn(8, 4))
+    assert name not in {group.name for group in groups}
+    assert reason in refused[name]
+
+
+def test_outputs_are_not_listed() -> None:
+    groups, refused = groups_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(8, 4))
+    assert not groups
+    assert not refused

@@ -1,0 +1,175 @@
+"""The policy ``widen``: which channels are new, what the counterfactual decides, and the result."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import esper
+from esper.kasmina.channel_groups import channel_groups
+from esper.leyline.errors import UsageError
+from esper.own_models import width_search
+from esper.own_models.new_units import propose
+from own_modules import loader
+from wide_modules import multilayer, sequences
+
+
+def numbers(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Six inputs and a class of three that takes more than four units."""
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return x, (3.0 * (x[:, 0] * x[:, 1] + x[:, 2] * x[:, 3]).sigmoid()).long().clamp(max=2)
+
+
+def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
+    torch.manual_seed(0)
+    arguments = {"epochs": 12, "progress": False, "optimizer": adam} | more
+    batches = loader(*numbers(256, 0)), loader(*numbers(128, 1))
+    return esper.grow(multilayer() if model is None else model, *batches, **arguments)
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    x, y = numbers(200, 0)
+    with torch.no_grad():
+        (group,), _ = channel_groups(model, lambda: model(x))
+
+    def backward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        F.cross_entropy(module(batch[0]), batch[1]).backward()
+
+    before = copy.deepcopy(model.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    proposal = propose(model, group, 3, [(x, y)], backward, generator)
+    assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    # By least squares: the gradient at the outputs, on the old activations and on all of them.
+    with torch.no_grad():
+        old = model[1](model[0](x))
+        new = (x @ proposal.new.entries["0.weight"].T + proposal.new.entries["0.bias"]).tanh()
+        gradient = (model(x).softmax(1) - F.one_hot(y, 3)).double().numpy()
+
+    def left(activations: Tensor) -> float:
+        matrix = activations.double().numpy()
+        solution = np.linalg.lstsq(matrix, gradient, rcond=None)[0]
+        return float(((gradient - matrix @ solution) ** 2).sum())
+
+    expected = 1.0 - left(torch.cat([old, new], 1)) / left(old)
+    assert proposal.share == pytest.approx(expected, abs=1e-4)
+    # Far above three channels that were drawn at random.
+    shares = []
+    for seed in range(20):
+        draws = torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
+        entries = (x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6]).tanh()
+        shares.append(1.0 - left(torch.cat([old, entries], 1)) / left(old))
+    assert proposal.share > max(shares)
+
+
+def test_the_result_is_the_same_class_with_wider_layers_and_rebuilds_without_esper(
+    tmp_path: Path,
+) -> None:
+    result = grown(twin=True)
+    model = result.model
+    assert [type(layer) for layer in model] == [type(layer) for layer in multilayer()]
+    assert (model[0].out_features, model[3].in_features, model[3].out_features) == (24, 24, 24)
+    assert result.widths["0"] == {"out_features": (4, 24), "in_features": (6, 6)}
+    assert not model._forward_hooks
+    assert not result.seeds
+    assert result.grew
+    assert result.parameters == sum(p.numel() for p in model.parameters())
+    assert result.history[-1].parameters == result.parameters
+    assert result.twin is not None
+    assert result.twin.parameters == result.host_parameters
+    assert result.validation.score > result.twin.validation.score
+    folder = result.save(tmp_path / "saved")
+    x = numbers(16, 3)[0]
+    torch.save([x, model.eval()(x)], tmp_path / "expected.pt")
+    code = f"""
+import sys, torch
+from torch import nn
+sys.path.insert(0, {str(folder)!r})
+import rebuild
+layers = nn.Linear(6, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)
+model = rebuild.rebuild(nn.Sequential(*layers), {str(folder / "state_dict.pt")!r}).eval()
+x, expected = torch.load({str(tmp_path / "expected.pt")!r})
+assert torch.equal(model(x), expected)
+before = model[0].weight.clone()
+model.train()(x).square().mean().backward()
+torch.optim.SGD(model.parameters(), lr=0.1).step()
+assert not torch.equal(model[0].weight, before)
+assert not any(name.startswith("esper") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    again = esper.load_grown(multilayer(), model.state_dict()).eval()
+    assert torch.equal(again(x), model(x))
+    with pytest.raises(UsageError, match="load_grown"):
+        esper.load_grown(model, multilayer().state_dict())
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))
+
+
+def test_what_does_harm_is_taken_back_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(width_search, "paired_interval", lambda *_: (-2.0, -1.0))
+    refused, never = grown(), grown(policy="never")
+    lines = [line for record in refused.history for line in record.actions]
+    assert sum("is taken back" in line for line in lines) == width_search.TRIALS
+    assert any("0: 4 -> 24 channels" in line for line in lines)
+    assert any("0: 4 -> 14 channels" in line for line in lines)
+    assert not refused.grew
+    state = never.model.state_dict()
+    assert all(torch.equal(v, state[n]) for n, v in refused.model.state_dict().items())
+    assert [r.loss for r in refused.history] == [r.loss for r in never.history]
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 6])
+def test_growth_resumes_in_the_same_bits(tmp_path: Path, last: int) -> None:
+    whole = grown(tries=2)
+    path = tmp_path / "growth.pt"
+
+    def stop(record: esper.EpochRecord) -> None:
+        if record.epoch == last + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grown(tries=2, checkpoint=path, callbacks=[stop])
+    resumed = grown(tries=2, checkpoint=path)
+    state = whole.model.state_dict()
+    assert all(torch.equal(v, state[n]) for n, v in resumed.model.state_dict().items())
+    assert [r.actions for r in resumed.history] == [r.actions for r in whole.history]
+    assert resumed.widths == whole.widths
+
+
+def test_a_limit_of_parameters_holds_and_wide_layers_stay() -> None:
+    limited = grown(max_parameters=120)
+    assert limited.host_parameters < limited.parameters <= 120
+    wide = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3))
+    result = grown(wide)
+    assert not result.grew
+    assert any("wide enough" in line for r in result.history for line in r.actions)
+
+
+def test_a_loop_of_ones_own_takes_another_policy() -> None:
+    with pytest.raises(UsageError, match=r"policy: 'widen' .* call esper.grow"):
+        esper.Growth(multilayer(), policy="widen", epochs=3)
+
+
+def test_convolutions_with_batch_norm_are_widened() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(128, 1, 40)
+    y = (x[:, 0, :20].mean(1) > x[:, 0, 20:].mean(1)).long()
+    result = esper.grow(
+        sequences(), loader(x, y), loader(x, y), epochs=8, progress=False, optimizer=adam
+    )
+    assert result.model[0].out_channels > 3
+    assert result.model[1].num_features == result.model[0].out_channels
+    assert result.history[-1].validation.score == pytest.approx(result.validation.score)
