@@ -121,8 +121,9 @@ REFUSED = {
     "seeds": (with_seeds, "model: it has seeds already"),
     "frozen": (
         lambda: perceptron().requires_grad_(False),
-        "model: no parameter requires a gradient; unfreeze some",
+        "model: no parameter requires a gradient, so",
     ),
+    "meta": (lambda: perceptron().to("meta"), "model: it is on the device meta"),
 }
 
 

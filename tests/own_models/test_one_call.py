@@ -145,8 +145,54 @@ def test_frozen_parts_and_parts_in_evaluation_mode_stay_as_they_are() -> None:
         if name.startswith(("layer1", "stem")):
             assert torch.equal(model.state_dict()[name], value), name
     assert germinated(result)
-    with pytest.raises(UsageError, match="no parameter requires a gradient"):
-        grown(ResidualNet().requires_grad_(False))
+    for policy in ("widen", "never"):
+        with pytest.raises(UsageError, match="no parameter requires a gradient"):
+            grown(ResidualNet().requires_grad_(False), policy=policy)
+
+
+def test_seeds_grow_beside_a_network_that_is_frozen_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model = ResidualNet()
+    model(images(32, 3)[0])  # statistics of the batch norms
+    model.requires_grad_(False)
+    before, x = copy.deepcopy(model.state_dict()), images(16, 4)[0]
+    outputs = copy.deepcopy(model).eval()(x)
+    result = grown(model, price=0.0, epochs=24)
+    assert result.seeds
+    assert not torch.equal(result.model.eval()(x), outputs)
+    assert result.validation.loss < result.history[0].loss
+    plain = esper.strip(result.model)
+    assert all(torch.equal(value, before[name]) for name, value in plain.state_dict().items())
+    assert torch.equal(plain.eval()(x), outputs)
+
+
+@pytest.mark.parametrize("part", ["inputs", "targets"])
+def test_missing_numbers_stop_training_after_an_epoch(part: str) -> None:
+    x, y = table(64)
+    (x if part == "inputs" else y)[40, 0] = float("nan")
+    epochs: list[esper.EpochRecord] = []
+    for loaders, name in (
+        ((loader(x, y), loader(*table(16))), "train_loader"),
+        ((loader(*table(64)), [(x[:32], y[:32]), (x[32:], y[32:])]), "validation_loader"),
+    ):
+        with pytest.raises(UsageError, match=rf"{name}: the {part} of batch \d+ have NaN"):
+            esper.grow(
+                nn.Linear(x.shape[1], 1), *loaders, loss="mse", epochs=5, progress=False,
+                callbacks=[epochs.append],
+            )  # fmt: skip
+    assert not epochs
+
+
+def test_a_label_beyond_the_outputs_and_a_folder_that_cannot_be_written_are_one_line(
+    tmp_path: Path,
+) -> None:
+    x, y = images(64)
+    y[50] = 99
+    with pytest.raises(UsageError, match=r"loss: a label is outside the \d+ classes"):
+        quietly_grown(ResidualNet(), [(x[:32], y[:32]), (x[32:], y[32:])], [(x, y)], epochs=2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="save: cannot write into"):
+        grown(epochs=2).save(tmp_path / "file" / "folder")
 
 
 @needs_avx512

@@ -101,7 +101,7 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     Raises:
         UsageError: see ``grow``.
     """
-    check_model(model)
+    check_model(model, options.policy)
     if not isinstance(options.tries, int) or options.tries < 1:
         raise UsageError(f"tries: got {options.tries!r}; give a whole number from 1")
     check_loaders(loaders)

@@ -162,7 +162,7 @@ def check(
         UsageError: the module is one that ``grow`` refuses, or the loader or an argument is not
             valid; the text says which and what to do.
     """
-    check_model(model)
+    check_model(model, "never")
     check_loaders({"loader": loader})
     goal = objective(loss)
     unpack = samples.unpack_for(loss, unpack)

@@ -123,7 +123,14 @@ def _cross_entropy(output: Any, target: Tensor) -> Tensor:
     if logits.shape == target.shape:
         # Probabilities of the classes instead of labels.
         return F.cross_entropy(logits, target)
-    return F.cross_entropy(*class_logits(output, target))
+    logits, labels = class_logits(output, target)
+    try:
+        return F.cross_entropy(logits, labels)
+    except IndexError as error:
+        raise UsageError(
+            f"loss: a label is outside the {logits.shape[-1]} classes of the output "
+            f"({first_line(error)}); count labels from 0, or give the model more outputs"
+        ) from error
 
 
 def _class_sums(output: Any, target: Tensor) -> Tensor:

@@ -306,8 +306,8 @@ def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: Grow
     Raises:
         UsageError: an argument is not valid; the text says which and what to do.
     """
-    check_model(model)
-    if optimizer is not None:
+    check_model(model, options.policy)
+    if optimizer is not None and any(p.requires_grad for p in model.parameters()):
         check_optimizer(model, optimizer)
     epochs, price, most = options.epochs, options.price, options.max_parameters
     if not isinstance(epochs, int) or epochs < 1:
@@ -319,12 +319,12 @@ def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: Grow
         raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse a module that cannot grow, before anything touches it.
+def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
+    """Refuse a module that cannot grow by a policy, before anything touches it.
 
     Raises:
-        UsageError: it has seeds or lazy layers, is compiled, scripted or wrapped, or has nothing
-            to train; the text says what to do.
+        UsageError: it has seeds or lazy layers, is compiled, scripted, wrapped or without values,
+            or has nothing to train; the text says what to do.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
@@ -348,8 +348,16 @@ def check_model(model: nn.Module) -> None:
         raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
     if grown_seeds(model):
         raise UsageError("model: it has seeds already; grow a copy without them (esper.strip)")
-    if not any(p.requires_grad for p in model.parameters()):
-        raise UsageError("model: no parameter requires a gradient; unfreeze some")
+    if any(p.is_meta for p in model.parameters()):
+        raise UsageError(
+            "model: it is on the device meta, so its parameters have no values; call "
+            "model.to_empty(device=...) and load a state first"
+        )
+    if policy in ("widen", "never") and not any(p.requires_grad for p in model.parameters()):
+        raise UsageError(
+            f"model: no parameter requires a gradient, so the policy {policy!r} has nothing to "
+            "train; unfreeze some, or let seeds grow beside it with policy='rule'"
+        )
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -179,6 +179,29 @@ def rebuilt(like: Any, parts: list[Any]) -> Any:
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
+def check_finite(name: str, loader: Iterable[Any], unpack: Unpack) -> None:
+    """Refuse data in which a number is missing; reads the loader once.
+
+    Raises:
+        UsageError: a batch has NaN or infinite numbers.
+    """
+
+    def check(number: int, part: str) -> Callable[[Tensor], None]:
+        def look(x: Tensor) -> None:
+            if x.is_floating_point() and not bool(x.isfinite().all()):
+                raise UsageError(
+                    f"{name}: the {part} of batch {number} have NaN or infinite numbers; "
+                    "remove or replace these samples"
+                )
+
+        return look
+
+    with random_state_kept(loader):
+        for number, batch in enumerate(loader, 1):
+            for part, values in zip(("inputs", "targets"), unpack(batch), strict=True):
+                map_leaves(values, check(number, part))
+
+
 def length(data: Any) -> int | None:
     """The length of a loader or dataset; None if it has none, though it has ``__len__``."""
     try:

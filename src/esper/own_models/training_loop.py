@@ -6,6 +6,7 @@ An attempt that was interrupted resumes after its last whole epoch; results are 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,6 +22,7 @@ from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
 from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import (
+    SEED_GROUP,
     copied_state,
     optimizer_of,
     parameter_count,
@@ -33,6 +35,7 @@ from esper.own_models.options import GrowOptions, to_resume
 from esper.own_models.samples import (
     Unpack,
     call,
+    check_finite,
     length,
     random_state,
     sample_count,
@@ -78,6 +81,7 @@ class Training:
     def __post_init__(self) -> None:
         needs_scale = self.amp_dtype == torch.float16 and self.device.type == "cuda"
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=needs_scale)
+        self._is_frozen = not any(p.requires_grad for p in self.model.parameters())
         if self.model.training:
             # Parts that the user put in evaluation mode, as a pretrained BatchNorm, stay there.
             self._eval_modules = [module for module in self.model.modules() if not module.training]
@@ -91,7 +95,8 @@ class Training:
         Raises:
             UsageError: the loader yields nothing.
         """
-        self.model.train()
+        # Of a model that is frozen as a whole, nothing changes but its seeds.
+        self.model.train(not self._is_frozen)
         for module in self._eval_modules:
             module.training = False
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
@@ -101,12 +106,13 @@ class Training:
             self.optimizer.zero_grad()
             with autocast(self.device, self.amp_dtype):
                 loss = self.objective.loss(call(self.model, inputs), target)
-            self.scaler.scale(loss).backward()
-            if self.clip is not None:
-                self.scaler.unscale_(self.optimizer)
-                self.clip()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+            if loss.requires_grad:
+                self.scaler.scale(loss).backward()
+                if self.clip is not None:
+                    self.scaler.unscale_(self.optimizer)
+                    self.clip()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
             if isinstance(self.scheduler, PER_BATCH):
                 self.scheduler.step()
             samples = sample_count(inputs)
@@ -186,7 +192,8 @@ class Recipe:
     def optimizer(self, model: nn.Module, initial: nn.Module) -> Optimizer:
         """The optimizer for ``model``: that of ``initial``, if it was made of its parameters."""
         make = self.options.optimizer or partial(AdamW, lr=LEARNING_RATE)
-        optimizer = make([p for p in model.parameters() if p.requires_grad])
+        parameters: list[Any] = [p for p in model.parameters() if p.requires_grad]
+        optimizer = make(parameters or [{"params": [], "name": SEED_GROUP}])
         if model is not initial and not updates(optimizer, model):
             # It was made from the parameters of the module that was passed, not from its arguments.
             optimizer = optimizer_of(optimizer, initial, model)
@@ -345,6 +352,11 @@ class Attempts:
                     loss = search.epoch(training, validate, recipe.loaders)
                     growth.notes += search.lines
                 validation = validate()
+                # What is not finite comes from the data or from the rate; only the data are wrong.
+                if not isfinite(loss):
+                    check_finite("train_loader", recipe.train_loader, options.unpack)
+                if not isfinite(validation.loss):
+                    check_finite("validation_loader", validate.loader, options.unpack)
                 training.end_epoch(validation)
                 record = growth.step(validation, train_loss=loss)
                 if any([callback(record) is True for callback in options.callbacks]):

@@ -12,6 +12,7 @@ from esper.kasmina import seed_module
 from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.source_copy import SourceCopy
 from esper.leyline.disk import replace_synced
+from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import grown_seeds
 
 STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
@@ -53,14 +54,32 @@ def save_grown(model: nn.Module, folder: str | Path, widths: Widths) -> Path:
 
     Returns:
         the folder.
+
+    Raises:
+        UsageError: the folder cannot be written; see also ``rebuilding_code``.
     """
     where = Path(folder)
-    where.mkdir(parents=True, exist_ok=True)
+    try:
+        write_grown(model, where, widths)
+    except OSError as error:
+        raise UsageError(
+            f"save: cannot write into {where} ({error.strerror or error}); give another folder"
+        ) from error
+    return where
+
+
+def write_grown(model: nn.Module, folder: Path, widths: Widths) -> None:
+    """As ``save_grown``.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     state = io.BytesIO()
     torch.save(model.state_dict(), state)
-    replace_synced(where / STATE_FILE, state.getvalue())
-    replace_synced(where / CODE_FILE, rebuilding_code(model, widths).encode())
-    return where
+    code = rebuilding_code(model, widths).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_synced(folder / STATE_FILE, state.getvalue())
+    replace_synced(folder / CODE_FILE, code)
 
 
 def rebuilding_code(model: nn.Module, widths: Widths) -> str:

@@ -28,7 +28,7 @@ from esper.own_models.samples import (
     sample_count,
 )
 from esper.own_models.verdict import table_lines
-from esper.own_models.written_code import CODE_FILE, STATE_FILE, rebuilding_code
+from esper.own_models.written_code import CODE_FILE, STATE_FILE, rebuilding_code, write_grown
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
 
@@ -62,7 +62,7 @@ def write_files(
     selection.model.cpu()
     reference = outputs(selection.model, inputs)
     try:
-        selection.save(folder)
+        write_grown(selection.model, folder, selection.widths)
         _draw(result, folder)
         code = rebuilding_code(selection.model, selection.widths)
         name = f"{STATE_FILE} and {CODE_FILE}"
