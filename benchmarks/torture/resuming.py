@@ -15,12 +15,16 @@ SIGNALS = (*3 * (signal.SIGKILL,), signal.SIGTERM, signal.SIGINT)
 
 
 def resuming(work: Path, count: int = 15) -> Part:
-    """Stop each command ``count`` times, a third of them again in its rerun."""
+    """Stop each command ``count`` times, a third of them again in its rerun.
+
+    An evaluation plays its controls for a minute, so it is stopped a third as often.
+    """
     part = Part(f"SIGKILL, SIGTERM and SIGINT of each writing command, {count} times")
     outcomes: Counter[str] = Counter()
     with timed(part):
         for case in cases(work):
-            _stop(case, work, count, part, outcomes)
+            number = count // 3 if case.name == "evaluate" else count
+            _stop(case, work, number, part, outcomes)
         part.notes = ", ".join(f"{number} {what}" for what, number in sorted(outcomes.items()))
     return part
 
