@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from esper.leyline import extras
+from esper.leyline.disk import replace_sealed_json
 from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.gate import Permission
@@ -19,6 +20,7 @@ from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.grown_files import write_files
+from esper.scripts.runs import runs
 from esper.scripts.tasks import tasks
 from own_modules import ResidualNet, images
 from processes import ESPER, ran, ran_python, refusal
@@ -151,6 +153,33 @@ def test_a_killed_command_resumes_bit_identically(
     again = capsys.readouterr().out
     assert "was finished before" in again
     assert "never grown" in again
+
+
+def test_runs_lists_grown_networks_with_their_gain(tmp_path: Path, capsys) -> None:
+    figures = {"accuracy": 0.9, "score": 0.5, "metric": None, "unit": "accuracy"}
+    for name, progress in (("done", False), ("cut", True), ("damaged", False)):
+        folder = tmp_path / name
+        folder.mkdir()
+        replace_sealed_json(
+            folder / "settings.json", {"epochs": 3, "model": "m.py", "policy": "widen"}
+        )
+        twin = {"validation": figures | {"accuracy": 0.85}, "test": figures | {"accuracy": 0.92}}
+        grown = {"validation": figures, "test": figures, "history": [{}, {}, {}]}
+        if progress:
+            (folder / "progress.pt").touch()
+        else:
+            replace_sealed_json(folder / "result.json", {"grown": grown, "twin": twin})
+    text = (tmp_path / "damaged" / "result.json").read_text()
+    (tmp_path / "damaged" / "result.json").write_text(text.replace("0.92", "0.02"))
+    assert runs([str(tmp_path)]) == 0
+    lines = {
+        line.split()[0].rpartition("/")[2]: line
+        for line in capsys.readouterr().out.splitlines()
+        if line.split()
+    }
+    assert re.search(r"finished +3/3 +-2\.0 +\+5\.0 +widen +m.py", lines["done"])
+    assert re.search(r"interrupted +0/3 +- +- +widen", lines["cut"])
+    assert re.search(r"unknown +0/3 +-", lines["damaged"])
 
 
 def test_growth_that_did_not_pay_hands_back_the_twin(
@@ -354,6 +383,10 @@ def test_a_folder_of_other_settings_is_left_alone(
     assert grow(command) == 0
     text = capsys.readouterr().out
     assert "trained without growing" in text
+    assert runs([]) == 0
+    assert re.search(
+        r"grown/mine +✓ finished +1/1 +- +- +never +\S*mine.py:model", capsys.readouterr().out
+    )
     assert "never grown" not in text
     folder = tmp_path / "grown" / "mine"
     before = {path: path.read_bytes() for path in folder.iterdir()}

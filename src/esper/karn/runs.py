@@ -121,7 +121,7 @@ def inspect(run: Path) -> RunInfo:
         validation_gain=tail.validation_gain,
         started=_start_time(run),
         last_activity=tail.time if tail.time is not None else checkpoint_time,
-        bytes=_size(run),
+        bytes=disk_usage(run),
         resume=f"esper train {algorithm} --resume {word} --rounds {total}{code}"
         if resumable
         else None,
@@ -288,8 +288,8 @@ def _last_checkpoint(run: Path) -> tuple[int, float | None]:
     return 0, None
 
 
-def _size(run: Path) -> int:
-    """Total size of the files of a run, those left out that vanish meanwhile."""
+def disk_usage(run: Path) -> int:
+    """Total size of the files of a run in bytes, without those that vanish meanwhile."""
     total = 0
     for folder, _, names in os.walk(run):
         for name in names:

@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from esper.karn.grown_runs import find_grown, inspect_grown
 from esper.karn.runs import RunInfo, find_runs, inspect, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
@@ -40,15 +41,16 @@ ROOMY = 110
 SECONDARY = "validation", "policy", "started", "disk"
 """Columns that a narrower terminal lacks."""
 
-DEFAULT_PLACE = Path(OutputConfig().telemetry_dir)
+DEFAULT_PLACE, GROWN_PLACE = Path(OutputConfig().telemetry_dir), Path("grown")
+"""Where runs are looked for, and networks that were grown from models of one's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunsArguments:
-    """List runs and their status; `esper runs prune` removes some."""
+    """List runs and grown networks with their status; `esper runs prune` removes runs."""
 
     directory: Path = setting(DEFAULT_PLACE, positional=True)
-    """Where to look for run directories, at any depth."""
+    """Where to look for run directories, at any depth; by default also in grown/."""
     json: bool = False
     """Whether to print a JSON list instead of a table."""
 
@@ -74,7 +76,10 @@ def runs(arguments: list[str]) -> int:
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
     options = parse(RunsArguments, "esper runs", arguments)
-    infos = _infos(options.directory)
+    default = options.directory == DEFAULT_PLACE and GROWN_PLACE.is_dir()
+    infos = [] if default and not options.directory.exists() else _infos(options.directory)
+    places = [options.directory, *([GROWN_PLACE] if default else [])]
+    infos += [inspect_grown(folder) for place in places for folder in find_grown(place)]
     if options.json:
         print(json.dumps([_plain(info) for info in infos], indent=2))
     elif not infos:
