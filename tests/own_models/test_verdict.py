@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.metrics import accuracy_score, r2_score
+from sklearn.metrics import accuracy_score, f1_score, r2_score
 from torch import Tensor, nn
 
 import esper
-from esper.own_models.objectives import Evaluator, Validation, objective, paired_interval
+from esper.own_models.intervals import SampleValues, interval, sample_values
+from esper.own_models.objectives import Evaluator, Validation, objective
 from grown_modules import quietly_grown
 from own_modules import ResidualNet, images, loader, table
 
@@ -62,19 +63,38 @@ def test_figures_other_than_accuracies_keep_their_unit() -> None:
 def test_intervals_are_those_of_paired_samples() -> None:
     torch.manual_seed(0)
     one, two = torch.rand(200).double(), torch.rand(200).double()
-    low, high = paired_interval(one, two)
+    bounds = interval(SampleValues(one), SampleValues(two))
     differences = (one - two).numpy()
     error = stats.norm.ppf(0.975) * np.std(differences, ddof=1) / np.sqrt(200)
-    assert (low, high) == pytest.approx(
-        (differences.mean() - error, differences.mean() + error), 1e-4
-    )
+    assert bounds == pytest.approx((differences.mean() - error, differences.mean() + error), 1e-4)
+
+
+def test_the_interval_of_a_metric_is_that_of_the_paired_bootstrap() -> None:
+    torch.manual_seed(0)
+    target = torch.randint(2, (300,))
+    one, two = (torch.where(torch.rand(300) < p, target, 1 - target) for p in (0.9, 0.7))
+
+    def f1(prediction: Tensor, target: Tensor) -> float:
+        return float(f1_score(target, prediction))
+
+    values = [SampleValues(metric=f1, prediction=each, target=target) for each in (one, two)]
+    bounds = interval(*values)
+    expected = stats.bootstrap(
+        (one.numpy(), two.numpy(), target.numpy()),
+        lambda a, b, t: f1_score(t, a) - f1_score(t, b),
+        paired=True, vectorized=False, n_resamples=500, method="percentile", rng=0,
+    ).confidence_interval  # fmt: skip
+    assert bounds == pytest.approx((expected.low, expected.high), abs=0.02)
+    assert interval(None, values[0]) is None
 
 
 def test_the_mean_of_the_terms_is_the_figure() -> None:
     torch.manual_seed(0)
     x, y = images(50)
     classes = Evaluator(ResidualNet(), loader(x, y, batch=16), objective("cross_entropy"), CPU)
-    terms = classes.terms()
+    values = sample_values(classes)
+    assert values is not None
+    terms = values.terms
     assert terms is not None
     assert float(terms.mean()) == pytest.approx(classes().figure)
     with torch.no_grad():
@@ -82,7 +102,9 @@ def test_the_mean_of_the_terms_is_the_figure() -> None:
     assert float(terms.mean()) == pytest.approx(accuracy_score(y, prediction))
     x, y = table(60)
     numbers = Evaluator(nn.Linear(x.shape[1], 1), loader(x, y, batch=16), objective("mse"), CPU)
-    terms = numbers.terms()
+    values = sample_values(numbers)
+    assert values is not None
+    terms = values.terms
     assert terms is not None
     assert numbers().unit == "R²"
     with torch.no_grad():

@@ -119,7 +119,7 @@ assert not any(name.startswith("esper") for name in sys.modules)
 
 
 def test_what_does_harm_is_taken_back_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(width_search, "paired_interval", lambda *_: (-2.0, -1.0))
+    monkeypatch.setattr(width_search, "interval", lambda *_: (-2.0, -1.0))
     refused, never = grown(), grown(policy="never")
     lines = [line for record in refused.history for line in record.actions]
     assert sum("is taken back" in line for line in lines) == width_search.TRIALS

@@ -11,7 +11,8 @@ from torch import nn
 
 from esper.leyline.errors import UsageError
 from esper.own_models.growth_result import GrowthResult
-from esper.own_models.objectives import Scale, objective, paired_interval
+from esper.own_models.intervals import interval, sample_values
+from esper.own_models.objectives import Scale, objective
 from esper.own_models.options import (
     GrowOptions,
     check_batch,
@@ -89,9 +90,10 @@ def grow(
             if f"{split}_loader" in loaders:
                 loader = loaders[f"{split}_loader"]
                 models = result.model, result.twin.model
-                terms = [recipe.evaluator(model, loader, scale).terms() for model in models]
-                if terms[0] is not None and terms[1] is not None:
-                    result.difference[split] = paired_interval(terms[0], terms[1])
+                values = [sample_values(recipe.evaluator(x, loader, scale)) for x in models]
+                bounds = interval(*values)
+                if bounds is not None:
+                    result.difference[split] = bounds
     return result
 
 

@@ -203,7 +203,7 @@ def _regression(function: Callable[[Tensor, Tensor], Tensor], name: str) -> Loss
     return loss
 
 
-def _square_sums(output: Any, target: Tensor) -> Tensor:
+def square_sums(output: Any, target: Tensor) -> Tensor:
     """Squared errors, squares and sums of the targets, and their number, per output: ``[4, D]``."""
     values = prediction(output).double()
     truth = _reshape(target.double(), values, "the score")
@@ -235,7 +235,7 @@ def _own_loss(output: Any, target: Any) -> Tensor:
 
 
 _hits = partial(Objective, unit="accuracy", scores=_share)
-_errors = partial(Objective, unit="R²", scores=_r_squared, terms=_square_errors, sums=_square_sums)
+_errors = partial(Objective, unit="R²", scores=_r_squared, terms=_square_errors, sums=square_sums)
 OBJECTIVES = {
     each.name: each
     for each in (
@@ -426,35 +426,14 @@ class Evaluator:
                     batch_sums = self.objective.sums(output, target)
                     sums = batch_sums if sums is None else sums + batch_sums
                 if gathers:
-                    pairs.append(to_device((self._metric_input(output), target), CPU))
+                    pairs.append(to_device((self.metric_input(output), target), CPU))
                 elif self.metric is not None:
-                    self.metric.update(self._metric_input(output), target)
+                    self.metric.update(self.metric_input(output), target)
         if count == 0:
             raise UsageError("validation_loader: it yields no batch; give one that does")
         return self._result(total / count, sums, self._metric_value(pairs))
 
-    def terms(self) -> Tensor | None:
-        """Terms of the samples, float64 ``[n]``, whose mean is accuracy or R²; None without."""
-        function = self.objective.terms
-        if self.metric is not None or function is None:
-            return None
-        parts, sums = [], torch.zeros(())
-        with evaluating(self.model, self.loader):
-            for batch in self.loader:
-                inputs, target = to_device(self.unpack(batch), self.device)
-                with autocast(self.device, self.amp_dtype):
-                    output = call(self.model, inputs)
-                parts.append(function(output, target).cpu())
-                if self.objective.unit == "R²":
-                    sums = sums + _square_sums(output, target).cpu()
-        terms = torch.cat(parts)
-        if self.objective.unit == "accuracy":
-            return terms
-        _, squares, total, count = sums
-        deviations = (squares - total.square() / count).sum().clamp(min=1e-12)
-        return 1.0 - terms * len(terms) / deviations
-
-    def _metric_input(self, output: Any) -> Any:
+    def metric_input(self, output: Any) -> Any:
         """What the metric gets of an output: the prediction, or a whole dict that names none."""
         named_loss = self.objective.sums is not None
         unknown_keys = isinstance(output, Mapping) and not any(key in output for key in OUTPUTS)
@@ -468,7 +447,7 @@ class Evaluator:
             self.metric.reset()
             return value
         predictions, targets = zip(*pairs, strict=True)
-        return float(self.metric(_join(predictions), _join(targets)))
+        return float(self.metric(joined(predictions), joined(targets)))
 
     def _result(self, loss: float, sums: Tensor | None, metric: float | None) -> Validation:
         accuracy = None
@@ -482,25 +461,7 @@ class Evaluator:
         return Validation(loss, score, accuracy, metric, unit)
 
 
-Z = 1.96
-"""Standard deviations of a normal distribution on either side of 95 %."""
-
-
-def paired_interval(better: Tensor, worse: Tensor) -> tuple[float, float]:
-    """The 95 % interval of a difference of means over the same samples, by the normal law.
-
-    Args:
-        better: terms of the samples, see ``Evaluator.terms``, ``[n]``; NaN where one has none.
-        worse: those that are subtracted.
-    """
-    differences = better - worse
-    differences = differences[~differences.isnan()]
-    mean = float(differences.mean())
-    error = Z * float(differences.std()) / max(len(differences), 1) ** 0.5
-    return mean - error, mean + error
-
-
-def _join(parts: list[Any] | tuple[Any, ...]) -> Any:
+def joined(parts: list[Any] | tuple[Any, ...]) -> Any:
     """Predictions or targets of all batches as one, see ``Metric``.
 
     Raises:
@@ -513,9 +474,9 @@ def _join(parts: list[Any] | tuple[Any, ...]) -> Any:
         if isinstance(first, Mapping):
             if any(part.keys() != first.keys() for part in parts):
                 raise _join_error("their keys differ")
-            return {key: _join([part[key] for part in parts]) for key in first}
+            return {key: joined([part[key] for part in parts]) for key in first}
         if isinstance(first, tuple | list) and not isinstance(first, PackedSequence):
-            return rebuilt(first, [_join(each) for each in zip(*parts, strict=True)])
+            return rebuilt(first, [joined(each) for each in zip(*parts, strict=True)])
     except UsageError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:

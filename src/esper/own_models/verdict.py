@@ -53,11 +53,12 @@ def _difference(result: GrowthResult, split: str) -> str:
     sizes = [f"{each.parameters:,}" for each in (result, result.twin)]
     interval = ""
     if split in result.difference:
-        low, high = (_number(two, bound) for bound in result.difference[split])
-        interval = f" [{low}, {high}]"
+        bounds = [_number(two, bound) for bound in result.difference[split]]
+        interval = f" [{bounds[0]}, {bounds[1]}]"
     unit = "points" if two.unit == "accuracy" else two.unit
     difference = f"{_number(two, one.figure - two.figure)}{interval} {unit} on {split}"
-    within = split in result.difference and result.difference[split][0] <= 0.0
+    low, high = result.difference.get(split, (1.0, 1.0))
+    within = low <= 0.0 <= high
     noise = ", within the noise of its samples" if within and one.net > two.net else ""
     figures = one.shown(), two.shown().removeprefix(f"{two.unit} ")
     return (

@@ -19,8 +19,9 @@ from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups, te
 from esper.kasmina.wider_layers import Widening, resize, widen
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.grafted_model import copied_state, parameter_count
+from esper.own_models.intervals import interval, sample_values
 from esper.own_models.new_units import BATCHES, Proposal, propose
-from esper.own_models.objectives import Evaluator, Validation, autocast, paired_interval
+from esper.own_models.objectives import Evaluator, Validation, autocast
 from esper.own_models.options import PRICE, GrowOptions
 from esper.own_models.samples import (
     as_arguments,
@@ -116,7 +117,7 @@ class WidthSearch:
             self.trials = TRIALS
             return training.epoch()
         earlier, loss = validate(), training.epoch()
-        without, terms = validate(), validate.terms()
+        without, values = validate(), sample_values(validate)
         ending = _Snapshot(training, loaders)
         before.restore()
         proposals, changes = self._widen(counts, batches, training, number)
@@ -124,15 +125,16 @@ class WidthSearch:
             ending.restore()
             return loss
         wide_loss = training.epoch()
-        wide, wide_terms = validate(), validate.terms()
-        interval = None
-        if terms is not None and wide_terms is not None:
-            interval = paired_interval(wide_terms, terms)
+        wide, bounds = validate(), interval(sample_values(validate), values)
         # A wider network that learns half as fast for an epoch has often won by the end.
         tolerance = max((without.net - earlier.net) / 2.0, 0.0)
-        best = wide.net - without.net if interval is None else interval[1]
+        best = wide.net - without.net
+        if bounds is not None and without.unit != "metric":
+            best = bounds[1]
+        elif bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
+            best = 0.0
         stays = isfinite(wide.loss) and best >= -tolerance
-        self.lines += _report(proposals, without, wide, interval, stays)
+        self.lines += _report(proposals, without, wide, bounds, stays)
         if stays:
             self.trials = TRIALS
             return wide_loss
@@ -251,7 +253,7 @@ def _report(
     proposals: list[Proposal],
     without: Validation,
     wide: Validation,
-    interval: tuple[float, float] | None,
+    bounds: tuple[float, float] | None,
     stays: bool,
 ) -> list[str]:
     """What was widened, why it stays or not, a line each."""
@@ -262,12 +264,11 @@ def _report(
     ]
     percent = without.unit == "accuracy"
     scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
-    bounds = (
-        ""
-        if interval is None
-        else " [{:+.{d}f}, {:+.{d}f}]".format(scale * interval[0], scale * interval[1], d=digits)
-    )
-    difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{bounds} {unit}"
+    text = ""
+    if bounds is not None:
+        low, high = (f"{scale * bound:+.{digits}f}" for bound in bounds)
+        text = f" [{low}, {high}]"
+    difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{text} {unit}"
     answer = "stays" if stays else "is taken back"
     lines.append(f"{difference} after an epoch with and without them: the wider network {answer}")
     return lines
