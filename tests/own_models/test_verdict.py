@@ -8,7 +8,7 @@ from sklearn.metrics import accuracy_score, f1_score, r2_score
 from torch import Tensor, nn
 
 import esper
-from esper.own_models.intervals import SampleValues, interval, sample_values
+from esper.own_models.figure_intervals import SampleValues, interval, sample_values
 from esper.own_models.objectives import Evaluator, Validation, objective
 from grown_modules import quietly_grown
 from own_modules import ResidualNet, images, loader, table

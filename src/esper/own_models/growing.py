@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from esper.leyline.errors import UsageError
+from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.growth_result import GrowthResult
-from esper.own_models.intervals import interval, sample_values
 from esper.own_models.objectives import Scale, objective
 from esper.own_models.options import (
     GrowOptions,

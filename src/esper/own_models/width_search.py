@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups, tensors
 from esper.kasmina.wider_layers import Widening, resize, widen
 from esper.leyline.errors import UsageError, first_line, suggestion
+from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import copied_state, parameter_count
-from esper.own_models.intervals import interval, sample_values
 from esper.own_models.new_units import BATCHES, Proposal, propose
 from esper.own_models.objectives import Evaluator, Validation, autocast
 from esper.own_models.options import PRICE, GrowOptions
