@@ -158,6 +158,23 @@ def test_a_limit_of_parameters_holds_and_wide_layers_stay() -> None:
     assert any("wide enough" in line for r in result.history for line in r.actions)
 
 
+@pytest.mark.parametrize(("epochs", "trials"), [(1, 0), (2, 1), (3, 1), (4, 2)])
+def test_trials_cost_at_most_half_of_training(
+    epochs: int, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+
+    def refuse(*_: object) -> tuple[float, float]:
+        nonlocal count
+        count += 1
+        return -2.0, -1.0
+
+    monkeypatch.setattr(width_search, "interval", refuse)
+    result = grown(epochs=epochs)
+    assert count == trials
+    assert bool(trials) or "a single epoch" in result.history[0].actions[0]
+
+
 def test_a_loop_of_ones_own_takes_another_policy() -> None:
     with pytest.raises(UsageError, match=r"policy: 'widen' .* call esper.grow"):
         esper.Growth(multilayer(), policy="widen", epochs=3)

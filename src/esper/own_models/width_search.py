@@ -76,7 +76,8 @@ class WidthSearch:
         self.model, self.options, self.seed, self.epochs = model, options, seed, options.epochs
         self.lines: list[str] = []
         self.number, self.trials, self.scale = 0, 0, 1.0
-        self.next = max(1, round(BEGIN * self.epochs))
+        # Trials take at most half of the time of training.
+        self.next, self.most = round(BEGIN * self.epochs), min(TRIALS, self.epochs // 2)
         names = [name for name, _ in model.named_modules() if name]
         for slot in options.slots or ():
             if slot not in names:
@@ -105,16 +106,18 @@ class WidthSearch:
         """
         self.lines, number = [], self.number
         self.number += 1
-        if number != self.next or number >= self.epochs or self.trials == TRIALS:
+        if number != self.next or self.trials == self.most:
+            if number == 0 and self.most == 0:
+                self.lines.append("nothing is widened (a single epoch leaves no time for a trial)")
             return training.epoch()
         self.trials += 1
-        self.next = max(number + 1, round(2.5 * number))
+        self.next = max(number + 1, round(0.1 * self.epochs), round(2.5 * number))
         loaders = tuple(loaders)
         before = _Snapshot(training, loaders)
         batches = _batches(training)
         counts = self._counts(batches)
         if not counts:
-            self.trials = TRIALS
+            self.trials = self.most
             return training.epoch()
         earlier, loss = validate(), training.epoch()
         without, values = validate(), sample_values(validate)
@@ -136,7 +139,7 @@ class WidthSearch:
         stays = isfinite(wide.loss) and best >= -tolerance
         self.lines += _report(proposals, without, wide, bounds, stays)
         if stays:
-            self.trials = TRIALS
+            self.trials = self.most
             return wide_loss
         self.scale /= 2.0
         for change in reversed(changes):
