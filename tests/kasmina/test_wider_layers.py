@@ -1,6 +1,7 @@
 """Groups of channels, and their widening: the function stays, and so does the optimizer's state."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,7 +115,13 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
 
 
 @pytest.mark.parametrize(
-    "kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.SGD]
+    "kind",
+    [
+        torch.optim.Adam,
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+        partial(torch.optim.SGD, momentum=0.9),
+    ],
 )
 def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
     torch.manual_seed(0)
@@ -134,6 +141,30 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
         torch.testing.assert_close(wide[tuple(slice(n) for n in parameter.shape)], parameter)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+
+
+def test_a_factored_state_becomes_longer_too() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["perceptron"]
+    model, x = make(), inputs()
+    optimizer = trained(model, x, 5, torch.optim.Adafactor)
+    for group in groups_of(model, x)[0]:
+        widen(model, group, new_channels(model, group, 2), optimizer)
+    state = optimizer.state[model.get_parameter("3.weight")]
+    assert (state["row_var"].shape, state["col_var"].shape) == ((6, 1), (1, 6))
+    step(model, x, optimizer)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 4)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.two.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x))
 
 
 class Concatenation(nn.Module):
@@ -168,6 +199,7 @@ class Scaled(nn.Module):
     ("model", "name", "reason"),
     [
         (Concatenation(), "one", "cat mixes its channels"),
+        (Tied(), "one", "shares its parameters"),
         (Shared(), "one", "two is called 2 times"),
         (Scaled(), "one", "has parameters of the module per channel"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),

@@ -100,6 +100,8 @@ def channel_groups(
         parameters = [p for name in layers for p in model.get_submodule(name).parameters(False)]
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
+        if any(recorder.uses[id(p)] > 1 for p in parameters):
+            group.reason = group.reason or "a layer shares its parameters with another module"
         if not group.readers:
             group.reason = group.reason or "no layer reads it"
         result = ChannelGroup(
@@ -127,6 +129,9 @@ class _Recorder(TorchFunctionMode):
             for x in (*module._parameters.values(), *module._buffers.values())
             if x is not None
         }
+        self.uses = Counter(
+            id(p) for module in model.modules() for p in module._parameters.values()
+        )
 
     def groups(self) -> list[_Group]:
         """The groups that were not joined to another."""

@@ -100,10 +100,9 @@ def widen(
         for _, _, before, after in change.exchanges:
             if before in change.states:
                 del optimizer.state[before]
-                state = change.states[before]
-                optimizer.state[after] = {
-                    key: _padded(key, value, before, after) for key, value in state.items()
-                }
+                state = _padded_state(change.states[before], before, after)
+                if state is not None:
+                    optimizer.state[after] = state
     return change
 
 
@@ -235,12 +234,31 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
         group["params"] = [later.get(id(p), p) for p in group["params"]]
 
 
-def _padded(key: str, value: Any, before: Tensor, after: Tensor) -> Any:
-    """An entry of the optimizer's state for a parameter that became longer."""
-    if not isinstance(value, Tensor) or value.shape != before.shape:
-        return value
-    squares = key in ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
-    start = FRESH * value.mean() if squares else value.new_zeros(())
-    padded = start.expand(after.shape).clone()
-    padded[tuple(slice(n) for n in value.shape)] = value
-    return padded
+def _padded_state(state: Any, before: Tensor, after: Tensor) -> dict[str, Any] | None:
+    """The optimizer's state for a parameter that became longer.
+
+    None if it is not one of entries: the optimizer then begins anew with this parameter.
+    """
+    result = dict(state)
+    for key, value in result.items():
+        if not isinstance(value, Tensor) or not value.ndim:
+            continue
+        # The rows or columns of a factored state have one axis of length 1.
+        if value.ndim != after.ndim or any(
+            size not in (1, old) for size, old in zip(value.shape, before.shape, strict=True)
+        ):
+            return None
+        sizes = [
+            new if size == old else size
+            for size, old, new in zip(value.shape, before.shape, after.shape, strict=True)
+        ]
+        squares = key in SQUARES
+        start = FRESH * value.mean() if squares else value.new_zeros(())
+        padded = start.expand(sizes).clone()
+        padded[tuple(slice(n) for n in value.shape)] = value
+        result[key] = padded
+    return result
+
+
+SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "row_var", "col_var", "variance"}
+"""Entries of torch's optimizers that are means or sums of squared gradients."""

@@ -28,9 +28,11 @@ from esper.own_models.samples import (
     buffers_kept,
     call,
     evaluating,
+    first_samples,
     half_or_all,
     random_state,
     random_state_kept,
+    sample_count,
     set_random_state,
     to_device,
 )
@@ -40,6 +42,8 @@ BEGIN = 0.1
 """Share of the epochs after which layers are widened; a late widening gains less."""
 TRIALS = 2
 """Most decisions of a training; after a refusal, the next one adds half as much."""
+SAMPLES = 4
+"""Samples of the recorded forward pass, whose activations stay in memory."""
 EXACT = 1e-5
 """Largest difference of outputs, relative to their size, that a widening may make."""
 
@@ -175,10 +179,11 @@ class WidthSearch:
 
     def _counts(self, batches: list[tuple[Any, Any]]) -> dict[ChannelGroup, int]:
         """How many channels each group gets by the prior, within the limit of parameters."""
-        args, kwargs = as_arguments(batches[0][0])
+        inputs = batches[0][0]
+        args, kwargs = as_arguments(first_samples(inputs, SAMPLES, sample_count(inputs)))
         with evaluating(self.model), buffers_kept(self.model):
             run = half_or_all(self.model, args, kwargs)
-            groups, reasons = channel_groups(self.model, lambda: run(True))
+            groups, reasons = channel_groups(self.model, lambda: run(False))
         slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
         counts = {
             group: round(self.scale * group.channels * (factor(group.channels, price) - 1.0))
