@@ -86,6 +86,7 @@ def trained(name: str, plan: Plan, seed: int) -> dict[str, Any]:
         loss=case.loss,
         epochs=plan.epochs,
         policy=plan.policy,
+        price=0.05,
         optimizer=lambda _: case.optimizer(model, plan.recipe),
         scheduler=lambda optimizer: case.scheduler(optimizer, plan.epochs),
         clip=case.clip,
