@@ -60,7 +60,7 @@ def factor(channels: int, price: float) -> float:
     return 1.0 + share * min(1.0, PRICE / max(price, 1e-12))
 
 
-PRIOR = ((6, 6.0), (12, 4.0), (24, 2.0))
+PRIOR = ((6, 6.0), (12, 4.0), (48, 2.0))
 """Widths up to which layers become so many times as wide; wider ones stay."""
 
 
