@@ -65,7 +65,7 @@ def test_a_loss_that_fails_is_refused_before_an_epoch_is_trained() -> None:
     x, y = images(32)
     beyond = loader(x, y + 7)
     assert refused(ResidualNet(), test_loader=beyond).startswith(
-        "test_loader: model or loss fails on its first batch (Target"
+        "test_loader: a label is outside the 4 classes of the output (Target"
     )
     inputs, target = table(16)
     text = refused(perceptron(3), train_loader=loader(inputs, target), loss="mse")

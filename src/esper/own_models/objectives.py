@@ -128,8 +128,7 @@ def _cross_entropy(output: Any, target: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels)
     except IndexError as error:
         raise UsageError(
-            f"loss: a label is outside the {logits.shape[-1]} classes of the output "
-            f"({first_line(error)}); count labels from 0, or give the model more outputs"
+            LABEL.format(classes=logits.shape[-1], reason=first_line(error))
         ) from error
 
 
@@ -233,6 +232,11 @@ def _own_loss(output: Any, target: Any) -> Tensor:
         )
     return loss
 
+
+LABEL = (
+    "loss: a label is outside the {classes} classes of the output ({reason}); count labels from 0, "
+    "or give the model more outputs"
+)
 
 _hits = partial(Objective, unit="accuracy", scores=_share)
 _errors = partial(Objective, unit="R²", scores=_r_squared, terms=_square_errors, sums=square_sums)

@@ -280,7 +280,10 @@ def check_batch(
         inputs, target = to_device(options.unpack(batch), device)
         try:
             loss = goal.loss(call(model, inputs), target)
-        except UsageError:
+        except UsageError as error:
+            # The other messages are about the loss itself.
+            if isinstance(error.__cause__, IndexError):
+                raise UsageError(f"{name}: {str(error).removeprefix('loss: ')}") from error
             raise
         except Exception as error:
             raise FailingBatch(name, error) from error
