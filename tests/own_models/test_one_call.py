@@ -188,7 +188,7 @@ def test_a_label_beyond_the_outputs_and_a_folder_that_cannot_be_written_are_one_
 ) -> None:
     x, y = images(64)
     y[50] = 99
-    with pytest.raises(UsageError, match=r"loss: a label is outside the \d+ classes"):
+    with pytest.raises(UsageError, match=r"validation_loader: a label is outside the 4 classes"):
         quietly_grown(ResidualNet(), [(x[:32], y[:32]), (x[32:], y[32:])], [(x, y)], epochs=2)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="save: cannot write into"):
