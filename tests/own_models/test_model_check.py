@@ -14,6 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import attach, new_seed
 from own_modules import ResidualNet, images, loader, perceptron, table
+from wide_modules import transformer
 
 
 class Masked(nn.Module):
@@ -188,3 +189,14 @@ def test_labels_of_any_integer_kind_are_counted_and_grow() -> None:
     data = loader(x, y.to(torch.uint8))
     result = esper.grow(ResidualNet(), data, data, epochs=1, progress=False)
     assert result.validation.accuracy is not None
+
+
+def test_the_report_says_which_layers_become_wider_and_which_cannot() -> None:
+    report = esper.check(
+        transformer(), [(torch.randn(8, 4, 5), torch.arange(8) % 3)], progress=False
+    )
+    assert report.ok, str(report)
+    assert report.widths == {f"1.layers.{i}.linear1": (16, 32) for i in range(2)}
+    assert "layers   1.layers.0.linear1: 16 channels, 32 under the policy widen" in str(report)
+    assert any("layer_norm mixes its channels" in reason for reason in report.rigid.values())
+    assert "stay: layer_norm mixes its channels" in str(report)

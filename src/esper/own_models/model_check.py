@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import first_line
 from esper.own_models import samples
@@ -21,7 +22,7 @@ from esper.own_models.grafted_model import (
     strip,
 )
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
-from esper.own_models.options import check_loaders, check_model, loss_problem
+from esper.own_models.options import PRICE, check_loaders, check_model, loss_problem
 from esper.own_models.samples import (
     Unpack,
     as_arguments,
@@ -46,6 +47,7 @@ from esper.own_models.step_cost import (
     policy_price,
     predicted_cost,
 )
+from esper.own_models.width_search import factor
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 
 MEBIBYTE = 2**20
@@ -57,6 +59,8 @@ class CheckReport:
 
     Attributes:
         slots: where seeds may grow.
+        widths: by the name of a group of layers, its channels and how many ``widen`` makes of them.
+        rigid: by the name of a group that cannot be widened, why not.
         parameters: parameters of the module.
         batch: samples in a minibatch.
         batches: minibatches in an epoch; those read if the loader has no length.
@@ -75,6 +79,8 @@ class CheckReport:
 
     name: str
     slots: tuple[SlotSpec, ...] = ()
+    widths: dict[str, tuple[int, int]] = field(default_factory=dict)
+    rigid: dict[str, str] = field(default_factory=dict)
     parameters: int = 0
     batch: int = 0
     batches: int = 0
@@ -100,6 +106,12 @@ class CheckReport:
             f"{self.name} {'fits' if self.ok else 'does not fit'}",
             f"  model    {self.parameters:,} parameters",
             f"  data     {self.batches:,} minibatches of {self.batch}",
+            *(
+                f"  layers   {name}: {before} channels, {after} under the policy widen"
+                for name, (before, after) in self.widths.items()
+                if after > before
+            ),
+            *(f"  layers   {name} stay: {reason}" for name, reason in self.rigid.items()),
             *(f"  slot     {slot.summary}" for slot in self.slots),
         ]
         if self.step.seconds > 0.0:
@@ -183,6 +195,11 @@ def check(
             with evaluating(model):
                 run = half_or_all(model, *as_arguments(batch))
                 report.slots = find_slots(model, run, slots)
+                groups, report.rigid = channel_groups(model, lambda: run(False))
+                report.widths = {
+                    each.name: (each.channels, round(each.channels * factor(each.channels, PRICE)))
+                    for each in groups
+                }
         if report.ok:
             if not model.training:
                 # Else parts that the user put in evaluation mode stay there, as in ``grow``.
