@@ -52,6 +52,11 @@ def test_a_gain_whose_interval_holds_zero_is_called_noise() -> None:
     assert "+4.0 [-1.0, +9.0] points on validation, within the noise" in one.verdict()
     one.difference = {"validation": (0.01, 0.07)}
     assert "noise" not in one.verdict()
+    # Of a metric where lower is better, a gain is negative.
+    less, more = (Validation(1.0, s, metric=m, unit="metric") for s, m in ((0.8, 1.2), (0.6, 1.5)))
+    lower = result(less, more, difference={"validation": (-0.5, -0.1)})
+    assert "grown metric 1.2 (20 parameters) against 1.5 (10): -0.3 [-0.5, -0.1]" in lower.verdict()
+    assert "noise" not in lower.verdict()
 
 
 def test_figures_other_than_accuracies_keep_their_unit() -> None:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina.channel_groups import channel_groups
+from esper.kasmina.wider_layers import NewChannels
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
-from esper.own_models.new_units import propose
+from esper.own_models.new_units import Proposal, propose
 from own_modules import loader
 from wide_modules import multilayer, sequences
 
@@ -129,6 +130,19 @@ def test_what_does_harm_is_taken_back_to_the_bit(monkeypatch: pytest.MonkeyPatch
     state = never.model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in refused.model.state_dict().items())
     assert [r.loss for r in refused.history] == [r.loss for r in never.history]
+
+
+def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_a_number(*arguments: Any) -> Proposal:
+        proposal = propose(*arguments)
+        entries = {name: x * float("nan") for name, x in proposal.new.entries.items()}
+        return Proposal(proposal.group, NewChannels(entries, proposal.new.count), proposal.share)
+
+    monkeypatch.setattr(width_search, "propose", not_a_number)
+    monkeypatch.setattr(width_search.WidthSearch, "_problem", lambda *_: "")
+    result, never = grown(), grown(policy="never")
+    assert not result.grew
+    assert result.validation == never.validation
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 6])
