@@ -143,6 +143,24 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
+def test_new_entries_start_with_small_squared_gradients_and_without_a_mean() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["perceptron"]
+    model, x = make(), inputs()
+    optimizer = trained(model, x, 5, torch.optim.Adam)
+    before = {key: x.clone() for key, x in optimizer.state[model[0].weight].items()}
+    group = groups_of(model, x)[0][0]
+    widen(model, group, new_channels(model, group, 2), optimizer)
+    state = optimizer.state[model[0].weight]
+    assert state["step"] == before["step"]
+    assert torch.equal(state["exp_avg"][:4], before["exp_avg"])
+    assert not bool(state["exp_avg"][4:].any())
+    assert torch.equal(state["exp_avg_sq"][:4], before["exp_avg_sq"])
+    torch.testing.assert_close(
+        state["exp_avg_sq"][4:], (0.01 * before["exp_avg_sq"].mean()).expand(2, 6)
+    )
+
+
 def test_a_factored_state_becomes_longer_too() -> None:
     torch.manual_seed(0)
     make, inputs, _ = HOSTS["perceptron"]
