@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import time
 from collections import Counter
 from multiprocessing import get_context
 from pathlib import Path
@@ -64,6 +65,18 @@ def _loop(place: Path, pipe: Any, seed: int) -> None:
     pipe.send((dict(calls), failures))
 
 
+def _saves(place: Path) -> set[Path]:
+    """The checkpoints of all runs."""
+    return set(place.glob("*/checkpoints/[0-9]*"))
+
+
+def _wait_for_save(place: Path, seconds: float = 30.0) -> None:
+    """Wait for another checkpoint: a run without one can only be begun anew."""
+    before, end = _saves(place), time.monotonic() + seconds
+    while _saves(place) <= before and time.monotonic() < end:
+        time.sleep(0.05)
+
+
 def beside(work: Path, count: int = 5_000) -> Part:
     """Train, kill and resume a run while a process reads it all the time."""
     from killed_training import Training, flags, pause
@@ -92,7 +105,8 @@ def beside(work: Path, count: int = 5_000) -> Part:
                     training = Training(flags(resume=runs[-1], rounds=999), log)
                     resumes += 1
                 if training.wait_for("started"):
-                    pause(draws.uniform(0.2, 1.5))
+                    _wait_for_save(place)
+                    pause(draws.uniform(0.0, 1.5))
                     os.kill(
                         training.process.pid or 0, draws.choice((signal.SIGKILL, signal.SIGTERM))
                     )
