@@ -41,9 +41,12 @@ def test_a_rising_gain_is_learning() -> None:
 
 
 def test_a_gain_that_has_levelled_off_was_learned() -> None:
-    found = verdict([10 - 10 * 0.3**i + x for i, x in enumerate(NOISE)])
+    level = [10 - 10 * 0.3**i + x for i, x in enumerate([*NOISE, *NOISE])]
+    found = verdict(level)
     assert found.state == "learned"
-    assert "without a trend since round 7" in found.text
+    assert "without a trend since round 13" in found.text
+    # Six rounds without a trend would show only the steepest one.
+    assert verdict(level[:12]).state == "learning"
 
 
 def test_a_falling_gain_gets_worse() -> None:

@@ -15,6 +15,8 @@ State = Literal["learning", "learned", "not learning", "getting worse", "too ear
 
 MIN_ROUNDS = 5
 """Rounds from which on a trend can be significant."""
+LEVEL_ROUNDS = 10
+"""Rounds without a trend from which on a curve has levelled off; fewer would miss most trends."""
 SIGNIFICANT = 0.05
 """Largest p-value of a trend, two-sided."""
 FAR_KL = 0.3
@@ -84,7 +86,7 @@ def diagnose(
     trend = _trend(values)
     if trend > 0 and not failure:
         half = values[len(values) // 2 :]
-        if len(half) >= MIN_ROUNDS and _trend(half) <= 0:
+        if len(half) >= LEVEL_ROUNDS and _trend(half) <= 0:
             since = len(values) - len(half) + 1
             return Verdict("learned", f"learned: {span}, without a trend since round {since}")
         return Verdict("learning", f"learning: {span}")
