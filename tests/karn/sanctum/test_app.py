@@ -355,5 +355,5 @@ def test_many_slots_and_many_environments_fit(tmp_path: Path) -> None:
 def test_every_head_is_visible_at_80x24() -> None:
     lines = shown(RECORDED / "healthy", "2")
     for head in ROWS:
-        found = [line for line in lines if re.match(rf" {head} .* [●·∅✖▲▽▬] [a-z ]+$", line)]
+        found = [line for line in lines if re.match(rf" {head} .* [●○·∅✖▲▽▬] [a-z ]+$", line)]
         assert len(found) == 1, head

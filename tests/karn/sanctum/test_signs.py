@@ -96,6 +96,18 @@ def test_the_state_of_a_head(metrics: dict[str, Any], state: State) -> None:
     assert state_of("op", metrics) is state
 
 
+@pytest.mark.parametrize(
+    ("count", "variance", "state"),
+    [(4, 0.008, State.HEALTHY), (5, 0.008, State.BLIND), (5, 0.4, State.HEALTHY)],
+)
+def test_a_critic_that_explains_nothing_is_not_healthy_once_that_can_be_known(
+    count: int, variance: float, state: State
+) -> None:
+    metrics = {"head_grad_norms/value": 0.2, "explained_variance": variance}
+    updates = [update(i + 1, **metrics) for i in range(count)]
+    assert heads(updates)[-1].state is state
+
+
 def test_every_head_and_the_critic_have_a_row() -> None:
     assert [head.name for head in heads([update(1)])] == [*HEADS, "value"]
     assert state_of("value", {"head_grad_norms/value": 0.2}) is State.HEALTHY

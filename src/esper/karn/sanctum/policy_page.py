@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.containers import Grid
 
+from esper.karn.learning_diagnosis import BLIND_CRITIC, MIN_ROUNDS
 from esper.karn.sanctum.signs import Palette, compact, number_text, sparkline, to_float, trend
 from esper.karn.sanctum.snapshot import Moment
 from esper.karn.sanctum.widgets import Curve, Lines, Plot, View
@@ -34,6 +35,7 @@ class State(Enum):
     EXPLODING = "▲ exploding"
     VANISHING = "▽ vanishing"
     COLLAPSE = "▬ collapsed"
+    BLIND = "○ blind"
     IDLE = "· no choice"
     HEALTHY = "● healthy"
 
@@ -47,12 +49,14 @@ class Head:
         gradients: gradient norm in every update; None where it is missing.
         entropies: entropy in every update, nats per decision; empty for the critic.
         choice: share of decisions in which it had a choice; None where it was not recorded.
+        explained_variance: of the critic, once there are ``MIN_ROUNDS`` updates; None else.
     """
 
     name: str
     gradients: Sequence[Number | None]
     entropies: Sequence[Number | None]
     choice: float | None
+    explained_variance: float | None = None
 
     @property
     def gradient(self) -> float | None:
@@ -87,6 +91,8 @@ class Head:
             return State.VANISHING
         if entropy is not None and entropy < BOUNDS.entropy_collapse:
             return State.COLLAPSE
+        if self.explained_variance is not None and self.explained_variance < BLIND_CRITIC:
+            return State.BLIND
         return State.HEALTHY
 
 
@@ -99,6 +105,9 @@ def heads(updates: Sequence[PPOUpdateCompleted]) -> list[Head]:
             series(updates, part_metric(Metric.HEAD_GRAD_NORMS, name)),
             series(updates, part_metric(Metric.HEAD_ENTROPY, name)) if name != "value" else (),
             to_float(last.get(part_metric(Metric.HEAD_CHOICE, name))),
+            to_float(last.get(Metric.EXPLAINED_VARIANCE))
+            if name == "value" and len(updates) >= MIN_ROUNDS
+            else None,
         )
         for name in ROWS
     ]
@@ -145,6 +154,7 @@ PLOTS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
 _STYLES = dict.fromkeys(State, "bad") | {
     State.VANISHING: "warning",
     State.COLLAPSE: "warning",
+    State.BLIND: "warning",
     State.IDLE: "muted",
     State.HEALTHY: "good",
 }
