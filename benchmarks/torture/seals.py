@@ -11,9 +11,10 @@ from unittest.mock import patch
 
 import numpy as np
 
+from esper.karn import grown_runs
 from esper.leyline.errors import UsageError
 from esper.runtime.gate import NOTHING
-from esper.scripts import grow_model, grown_files
+from esper.scripts import grow_model
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.several_seeds import SETTINGS, train_seeds
@@ -95,7 +96,7 @@ def _stopped_growth() -> tuple[list[Path], Command]:
 
     with patch.object(grow_model, "write_files", full), quiet():
         run_guarded(grow, words)
-    names = (grow_model.PROGRESS, grow_model.SETTINGS)
+    names = (grown_runs.PROGRESS, grown_runs.SETTINGS)
     return [Path("stopped", name) for name in names], lambda: run_guarded(grow, words)
 
 
@@ -103,7 +104,7 @@ def _finished_growth() -> tuple[list[Path], Command]:
     words = _growth("finished")
     with quiet():
         run_guarded(grow, words)
-    return [Path("finished", grown_files.RESULT)], lambda: run_guarded(grow, words)
+    return [Path("finished", grown_runs.RESULT)], lambda: run_guarded(grow, words)
 
 
 def _stage() -> tuple[list[Path], Command]:

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
+from esper.kasmina.nested import map_leaves
 from esper.leyline.errors import UsageError
 from esper.own_models.samples import (
     call,
     evaluating,
     first_batch,
     first_samples,
-    map_leaves,
     random_state_kept,
     sample_count,
     to_device,

@@ -1,32 +1,30 @@
-"""Find the folders that ``esper grow --model`` writes, and tell their state from their files."""
+"""Find the folders that ``esper grow --model`` writes, and tell their state."""
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from esper.karn.runs import RunInfo, disk_usage, is_running
+from esper.karn.runs import RunInfo, disk_usage, is_running, round_count
 from esper.leyline.disk import read_sealed_json
 from esper.leyline.errors import UsageError
 
-SETTINGS, PROGRESS, RESULT = "settings.json", "progress.pt", "result.json"
+SETTINGS, PROGRESS, LOCK = "settings.json", "progress.pt", "lock"
+"""What was asked for, where growth stands until it has ended, and the lock of its only writer."""
+RESULT = "result.json"
 
 
-def find_grown(path: Path) -> list[Path]:
-    """List the folders of grown networks at or below ``path``. Links are not followed."""
-    folders = []
-    for folder, subfolders, names in os.walk(path):
-        if SETTINGS in names and {PROGRESS, RESULT, "lock"} & set(names):
-            folders.append(Path(folder))
-            subfolders.clear()
-    return sorted(folders)
+def is_grown(path: Path) -> bool:
+    """Whether ``path`` is a folder of ``esper grow --model``."""
+    try:
+        contents = any((path / name).exists() for name in (PROGRESS, RESULT, LOCK))
+        return contents and (path / SETTINGS).is_file()
+    except OSError:
+        return False  # not to be read by this user
 
 
 def inspect_grown(folder: Path) -> RunInfo:
     """The state of a folder: what was asked for, and the gain on test or else on validation."""
     settings, result = (_content(folder / name) for name in (SETTINGS, RESULT))
-    epochs = settings.get("epochs")
-    total = epochs if isinstance(epochs, int) and 0 <= epochs < 2**63 else None
     status = "running" if is_running(folder) else "finished" if result else "unknown"
     if status == "unknown" and (folder / PROGRESS).exists():
         status = "interrupted"
@@ -43,7 +41,7 @@ def inspect_grown(folder: Path) -> RunInfo:
         policy=policy if isinstance(policy, str) else None,
         tasks=[model] if isinstance(model, str) else [],
         rounds_done=len(history) if isinstance(history, list) else 0,
-        rounds_total=total,
+        rounds_total=round_count(settings.get("epochs")),
         gain=gains["test"],
         validation_gain=gains["validation"],
         started=min(times, default=None),

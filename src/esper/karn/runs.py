@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +73,8 @@ def is_run(path: Path) -> bool:
         return False  # not to be read by this user
 
 
-def find_runs(path: Path) -> list[Path]:
-    """List the run directories at or below ``path``, oldest first. Links are not followed.
+def find_runs(path: Path, predicate: Callable[[Path], bool] = is_run) -> list[Path]:
+    """List the directories of a kind at or below ``path``, oldest first. Links are not followed.
 
     Raises:
         UsageError: there is no such directory.
@@ -83,7 +83,7 @@ def find_runs(path: Path) -> list[Path]:
         raise UsageError(f"DIR: {path} is not a directory; name the directory of your runs")
     runs = []
     for folder, subfolders, _ in os.walk(path):
-        if is_run(Path(folder)):
+        if predicate(Path(folder)):
             runs.append(Path(folder))
             subfolders.clear()
     return sorted(runs, key=lambda run: (_start_time(run) or 0.0, run.name))
@@ -96,7 +96,7 @@ def inspect(run: Path) -> RunInfo:
     first, tail = _first_start(run), _tail(run)
     checkpoint, checkpoint_time = _last_checkpoint(run)
     done = max(tail.done, checkpoint)
-    total = _round_count(settings.get("rounds"))
+    total = round_count(settings.get("rounds"))
     status = _status(run, tail, done, total)
     # Runs of versions that had only PPO do not name their algorithm.
     algorithm = settings.get("algorithm", "ppo")
@@ -298,7 +298,7 @@ def disk_usage(run: Path) -> int:
     return total
 
 
-def _round_count(value: Any) -> int | None:
+def round_count(value: Any) -> int | None:
     """A number of rounds in the settings, None if it is none."""
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
     return value if fits else None

@@ -8,13 +8,15 @@ such as a layer norm or attention, refuses the group by its name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from esper.kasmina.nested import map_leaves, tensors
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
@@ -245,7 +247,7 @@ class _Recorder(TorchFunctionMode):
             def swap(each: Any) -> Any:
                 return value.clone() if each is x else each
 
-            return list(tensors(func(*_map_leaves(args, swap), **_map_leaves(kwargs, swap))))
+            return list(tensors(func(*map_leaves(args, swap), **map_leaves(kwargs, swap))))
 
         channels = sorted({0, tag.group.channels // 2, tag.group.channels - 1})
         reference, changes = outputs(base), []
@@ -294,27 +296,3 @@ def _location(
 def below(name: str, ancestor: str) -> bool:
     """Whether a module lies within another, or is the same; by their names."""
     return name == ancestor or name.startswith(f"{ancestor}.")
-
-
-def tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists, dicts and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from tensors(part)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from tensors(getattr(value, each.name))
-
-
-def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested tuples, lists and dicts with their leaves changed."""
-    if isinstance(value, dict):
-        return {key: _map_leaves(part, change) for key, part in value.items()}
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return type(value)(_map_leaves(part, change) for part in value)
-    return change(value)

@@ -81,15 +81,18 @@ def widen(
         for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                _replace(change, module, key, torch.cat([x, entry.to(x)]), 0)
-        _resize(change, module, new.count, writes=name in group.writers)
+                _replace(change, module, key, torch.cat([x, entry.to(x)]))
+        outputs, inputs = size_names(module)
+        # Of a depthwise convolution, inputs and groups are the channels too.
+        depthwise = name in group.companions and inputs != outputs
+        for attribute in (outputs, inputs, "groups") if depthwise else (outputs,):
+            _add(change, module, attribute, new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         weight = module.get_parameter("weight")
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        _replace(change, module, "weight", torch.cat([weight, zeros], 1), 1)
-        size = "in_features" if isinstance(module, nn.Linear) else "in_channels"
-        _set(change, module, size, getattr(module, size) + block * new.count)
+        _replace(change, module, "weight", torch.cat([weight, zeros], 1))
+        _add(change, module, size_names(module)[1], block * new.count)
     if optimizer is not None:
         change.states = {
             before: optimizer.state[before]
@@ -122,6 +125,11 @@ SIZES: dict[type[nn.Module], tuple[str, str]] = {
 """Attributes that hold the length of the first and of the second axis of a weight."""
 
 
+def size_names(module: nn.Module) -> tuple[str, ...]:
+    """The attributes of a layer in ``SIZES``; none if it is another module."""
+    return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+
+
 def resize(
     model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> list[str]:
@@ -139,12 +147,12 @@ def resize(
     """
     names, later = [], {}
     for name, module in model.named_modules():
-        kind = next((kind for kind in SIZES if isinstance(module, kind)), None)
+        attributes = size_names(module)
         tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
-        if kind is None or not differences:
+        if not attributes or not differences:
             continue
         names.append(name)
         for key, x, like in differences:
@@ -154,7 +162,7 @@ def resize(
             _slot(module, key)[key] = later[id(x)] = new
             if key in ("weight", "running_mean"):
                 depthwise = getattr(module, "groups", 1) > 1
-                for axis, attribute in enumerate(SIZES[kind][: like.ndim]):
+                for axis, attribute in enumerate(attributes[: like.ndim]):
                     setattr(module, attribute, like.shape[0 if depthwise else axis])
                 if depthwise:
                     module.groups = like.shape[0]
@@ -166,10 +174,9 @@ def resize(
 def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
     return {
-        name: {key: getattr(module, key) for key in keys}
+        name: {key: getattr(module, key) for key in size_names(module)}
         for name, module in model.named_modules()
-        for kind, keys in SIZES.items()
-        if isinstance(module, kind)
+        if size_names(module)
     }
 
 
@@ -181,7 +188,7 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     except AttributeError:
         return False
     before = _slot(module, key).get(key)
-    if before is None or before.ndim != len(shape) or not isinstance(module, tuple(SIZES)):
+    if before is None or before.ndim != len(shape) or not size_names(module):
         return False
     return all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
@@ -197,7 +204,7 @@ def _slot(module: nn.Module, name: str) -> dict[str, Any]:
     return module._parameters if name in module._parameters else module._buffers
 
 
-def _replace(change: Widening, module: nn.Module, name: str, value: Tensor, axis: int) -> None:
+def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
     """Put a longer tensor in the place of a parameter or buffer."""
     before = _slot(module, name)[name]
     earlier = next((p for p in change.exchanges if p[0] is module and p[1] == name), None)
@@ -211,21 +218,11 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor, axis
     change.exchanges.append((module, name, before, after))
 
 
-def _resize(change: Widening, module: nn.Module, count: int, writes: bool) -> None:
-    if isinstance(module, nn.Linear):
-        _set(change, module, "out_features", module.out_features + count)
-    elif isinstance(module, BatchNorm):
-        _set(change, module, "num_features", module.num_features + count)
-    elif isinstance(module, Convolution):
-        _set(change, module, "out_channels", module.out_channels + count)
-        if not writes:
-            _set(change, module, "in_channels", module.in_channels + count)
-            _set(change, module, "groups", module.groups + count)
-
-
-def _set(change: Widening, module: nn.Module, name: str, value: int) -> None:
-    change.sizes.append((module, name, getattr(module, name)))
-    setattr(module, name, value)
+def _add(change: Widening, module: nn.Module, name: str, count: int) -> None:
+    """Add to an attribute that holds a size."""
+    size = getattr(module, name)
+    change.sizes.append((module, name, size))
+    setattr(module, name, size + count)
 
 
 def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:

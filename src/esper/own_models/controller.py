@@ -330,13 +330,12 @@ class Growth:
         return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
 
     def _record(self, outcome: EpochOutcome, train_loss: float | None) -> EpochRecord:
-        _, acting = (0, 0) if self._lifecycle is None else self._lifecycle.parameters
         return EpochRecord(
             epoch=len(self.history) + 1,
             train_loss=None if train_loss is None else float(train_loss),
             **asdict(outcome.validation),
             parameters=parameter_count(self.model),
-            added=acting,
+            added=0 if self._lifecycle is None else self._lifecycle.acting_parameters,
             stages={} if self._lifecycle is None else self._lifecycle.stages,
             contributions=outcome.contributions,
             actions=outcome.actions,

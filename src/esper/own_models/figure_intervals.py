@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.own_models.objectives import Evaluator, autocast, joined, square_sums
-from esper.own_models.samples import call, evaluating, to_device
+from esper.own_models.objectives import Evaluator, joined, square_sums
+from esper.own_models.samples import evaluating
 
 Z = 1.96
 """Standard deviations of a normal distribution on either side of 95 %."""
@@ -44,10 +44,7 @@ def sample_values(validate: Evaluator) -> SampleValues | None:
     parts: list[Any] = []
     sums = torch.zeros(())
     with evaluating(validate.model, validate.loader):
-        for batch in validate.loader:
-            inputs, target = to_device(validate.unpack(batch), validate.device)
-            with autocast(validate.device, validate.amp_dtype):
-                output = call(validate.model, inputs)
+        for _, target, output in validate.outputs():
             if metric is not None:
                 parts.append((validate.metric_input(output), target))
                 continue

@@ -93,10 +93,9 @@ class LifecycleController:
         return {slot.name: Stage(stage) for slot, stage in zip(self.slots, codes, strict=True)}
 
     @property
-    def parameters(self) -> tuple[int, int]:
-        """Parameters of all seeds, and of those that act on the output."""
-        counts = self.body.seed_parameters(self.state)
-        return int(counts.sum()), int(torch.where(self.state.acting, counts, 0).sum())
+    def acting_parameters(self) -> int:
+        """Parameters of the seeds that act on the output."""
+        return int(self.body.seed_parameters(self.state)[self.state.acting].sum())
 
     def remember(self, validation: Validation) -> None:
         """Add a validation to the history that the policy sees."""

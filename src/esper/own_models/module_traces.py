@@ -1,7 +1,7 @@
 """What forward passes show of the modules of a network: where a seed would fit, and where not."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from esper.kasmina.channel_groups import below
+from esper.kasmina.nested import leaves
 from esper.own_models.grafted_model import SEED
 
 Run = Callable[[bool], Any]
@@ -292,14 +293,14 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
         for module in modules:
             handles.append(module.register_forward_hook(probes.hook(module)))
         with torch.enable_grad():
-            leaves = list(_leaves(run(True)))
+            results = list(leaves(run(True)))
     except Exception:
         return set(), set()
     finally:
         for handle in handles:
             handle.remove()
-    outputs = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
-    if len(outputs) < len({id(x) for x in leaves}) or not any(x.requires_grad for x in outputs):
+    outputs = list({id(x): x for x in results if isinstance(x, Tensor)}.values())
+    if len(outputs) < len({id(x) for x in results}) or not any(x.requires_grad for x in outputs):
         return set(), set()
     graphs = [_graph(x) for x in outputs]
     leaf_ids = {id(scalar) for scalars, _ in graphs for scalar in scalars}
@@ -322,21 +323,6 @@ def gradient_reach(modules: Sequence[nn.Module], run: Run) -> tuple[set[nn.Modul
         if len(other_graphs) < len(outputs) and not feeds_others:
             predicting.add(module)
     return gradientless, predicting
-
-
-def _leaves(value: object) -> Iterator[object]:
-    """Tensors in nested dicts, tuples, lists and dataclasses, and what may hold others."""
-    if isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _leaves(part)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            yield from _leaves(getattr(value, each.name))
-    elif value is not None and not isinstance(value, bool | int | float | str):
-        yield value
 
 
 def _graph(output: Tensor) -> tuple[list[Tensor], bool]:

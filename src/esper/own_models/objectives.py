@@ -6,7 +6,7 @@ validation loss that is gone. Where that first loss is not above 0, as the negat
 of a density may be, each nat below it leaves 1/e of the rest; see ``Scale``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, isfinite, nan
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from esper.kasmina.nested import rebuilt
 from esper.kasmina.transfer import CPU
 from esper.leyline.errors import UsageError, first_line
 from esper.own_models.samples import (
@@ -25,7 +26,6 @@ from esper.own_models.samples import (
     call,
     evaluating,
     prediction,
-    rebuilt,
     sample_count,
     to_device,
     unpack,
@@ -128,7 +128,8 @@ def _cross_entropy(output: Any, target: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels)
     except IndexError as error:
         raise UsageError(
-            LABEL.format(classes=logits.shape[-1], reason=first_line(error))
+            f"loss: a label is outside the {logits.shape[-1]} classes of the output "
+            f"({first_line(error)}); count labels from 0, or give the model more outputs"
         ) from error
 
 
@@ -232,11 +233,6 @@ def _own_loss(output: Any, target: Any) -> Tensor:
         )
     return loss
 
-
-LABEL = (
-    "loss: a label is outside the {classes} classes of the output ({reason}); count labels from 0, "
-    "or give the model more outputs"
-)
 
 _hits = partial(Objective, unit="accuracy", scores=_share)
 _errors = partial(Objective, unit="R²", scores=_r_squared, terms=_square_errors, sums=square_sums)
@@ -419,10 +415,8 @@ class Evaluator:
         pairs: list[tuple[Any, Any]] = []
         gathers = self.metric is not None and not hasattr(self.metric, "update")
         with evaluating(self.model, self.loader):
-            for batch in self.loader:
-                inputs, target = to_device(self.unpack(batch), self.device)
+            for inputs, target, output in self.outputs():
                 with autocast(self.device, self.amp_dtype):
-                    output = call(self.model, inputs)
                     loss = self.objective.loss(output, target)
                 samples = sample_count(inputs)
                 total, count = total + float(loss) * samples, count + samples
@@ -436,6 +430,14 @@ class Evaluator:
         if count == 0:
             raise UsageError("validation_loader: it yields no batch; give one that does")
         return self._result(total / count, sums, self._metric_value(pairs))
+
+    def outputs(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Inputs, target and output of each batch, on the device; call it in evaluation mode."""
+        for batch in self.loader:
+            inputs, target = to_device(self.unpack(batch), self.device)
+            with autocast(self.device, self.amp_dtype):
+                output = call(self.model, inputs)
+            yield inputs, target, output
 
     def metric_input(self, output: Any) -> Any:
         """What the metric gets of an output: the prediction, or a whole dict that names none."""

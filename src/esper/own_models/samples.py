@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from esper.kasmina.nested import map_leaves
 from esper.leyline.errors import UsageError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -152,31 +153,6 @@ def first_samples(value: Any, count: int, total: int) -> Any:
         return pack_padded_sequence(padded[:count], lengths[:count], True, descending)
 
     return map_leaves(value, cut, cut_packed)
-
-
-def map_leaves(
-    value: Any, change: Callable[[Tensor], Any], change_other: Callable[[Any], Any] = lambda x: x
-) -> Any:
-    """``value`` with its leaves replaced, those of nested tuples, lists and dicts.
-
-    Args:
-        value: a tensor, another value, or tuples (also with names), lists and dicts of such. A
-            ``PackedSequence`` is a leaf.
-        change: what takes the place of a tensor.
-        change_other: what takes the place of another value.
-    """
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: map_leaves(x, change, change_other) for key, x in value.items()}
-    if isinstance(value, tuple | list) and not isinstance(value, PackedSequence):
-        return rebuilt(value, [map_leaves(x, change, change_other) for x in value])
-    return change_other(value)
-
-
-def rebuilt(like: Any, parts: list[Any]) -> Any:
-    """A tuple, named tuple or list of the type of ``like`` with other elements."""
-    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
 def check_finite(name: str, loader: Iterable[Any], unpack: Unpack) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups, tensors
+from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
+from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import Widening, resize, widen
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
@@ -115,7 +116,7 @@ class WidthSearch:
                 self.lines.append("nothing is widened (a single epoch leaves no time for a trial)")
             return training.epoch()
         self.trials += 1
-        self.next = max(number + 1, round(0.1 * self.epochs), round(2.5 * number))
+        self.next = max(number + 1, round(2.5 * number))
         loaders = tuple(loaders)
         before = _Snapshot(training, loaders)
         batches = _batches(training)

@@ -15,6 +15,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
+from esper.karn.grown_runs import LOCK, PROGRESS, RESULT, SETTINGS
 from esper.leyline.config.setting import SEEDS, check_name
 from esper.leyline.disk import DamagedFile, lock_file, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError, suggestion
@@ -30,13 +31,11 @@ from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.runtime.own_files import Loaders, OwnFile, files_of, find_own, set_seed
 from esper.scripts.grow import GrowArguments, check_writable, options_of, result_settings
-from esper.scripts.grown_files import RESULT, growth_seeds_table, read_finished, write_files
+from esper.scripts.grown_files import growth_seeds_table, read_finished, write_files
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 
 FOLDER = Path("grown")
 """Where results go if no folder is given."""
-SETTINGS, PROGRESS, LOCK = "settings.json", "progress.pt", "lock"
-"""What was asked for, where growth stands until it has ended, and the lock of its only writer."""
 OPTIMIZERS = {"adamw": AdamW, "adam": Adam, "sgd": partial(SGD, momentum=0.9)}
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from esper.karn.grown_runs import RESULT
+from esper.kasmina.nested import map_leaves
 from esper.leyline.disk import read_sealed_json, replace_sealed_json, replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
@@ -23,7 +25,6 @@ from esper.own_models.samples import (
     call,
     evaluating,
     first_samples,
-    map_leaves,
     prediction,
     sample_count,
 )
@@ -32,7 +33,7 @@ from esper.own_models.written_code import CODE_FILE, STATE_FILE, rebuilding_code
 from esper.runtime.own_files import OwnFile
 from esper.tolaria.export import TOLERANCE, difference, onnx_bytes, pt2_bytes, without_traces
 
-RESULT, PROGRAM, ONNX, PICTURE = "result.json", "model.pt2", "model.onnx", "growth.svg"
+PROGRAM, ONNX, PICTURE = "model.pt2", "model.onnx", "growth.svg"
 
 
 def write_files(

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.grown_runs import find_grown, inspect_grown
-from esper.karn.runs import RunInfo, find_runs, inspect, remove
+from esper.karn.grown_runs import inspect_grown, is_grown
+from esper.karn.runs import RunInfo, find_runs, inspect, is_run, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
@@ -76,10 +77,12 @@ def runs(arguments: list[str]) -> int:
     if arguments and arguments[0] == "prune":
         return prune(arguments[1:])
     options = parse(RunsArguments, "esper runs", arguments)
-    default = options.directory == DEFAULT_PLACE and GROWN_PLACE.is_dir()
-    infos = [] if default and not options.directory.exists() else _infos(options.directory)
-    places = [options.directory, *([GROWN_PLACE] if default else [])]
-    infos += [inspect_grown(folder) for place in places for folder in find_grown(place)]
+    folders = [options.directory]
+    if options.directory == DEFAULT_PLACE and GROWN_PLACE.is_dir():
+        folders = [folder for folder in (DEFAULT_PLACE, GROWN_PLACE) if folder.exists()]
+    infos = [
+        info for folder in folders for info in _infos(folder, lambda p: is_run(p) or is_grown(p))
+    ]
     if options.json:
         print(json.dumps([_plain(info) for info in infos], indent=2))
     elif not infos:
@@ -131,12 +134,12 @@ def _selection(options: PruneArguments) -> list[RunInfo]:
     return [info for info in infos if info.status != "running"]
 
 
-def _infos(directory: Path) -> list[RunInfo]:
-    """The state of all runs; one that cannot be read is one line, and the others are returned."""
+def _infos(directory: Path, predicate: Callable[[Path], bool] = is_run) -> list[RunInfo]:
+    """The state of all directories of a kind; one that cannot be read is one line instead."""
     infos = []
-    for run in track(find_runs(directory), "reading runs", "runs"):
+    for run in track(find_runs(directory, predicate), "reading runs", "runs"):
         try:
-            infos.append(inspect(run))
+            infos.append(inspect(run) if is_run(run) else inspect_grown(run))
         except Exception as error:
             # Files of a run may hold anything, and may vanish while they are read.
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
