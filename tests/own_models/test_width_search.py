@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina.channel_groups import channel_groups
-from esper.kasmina.wider_layers import NewChannels
+from esper.kasmina.nested import tensors
+from esper.kasmina.wider_layers import NewChannels, layer_sizes, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
 from esper.own_models.new_units import Proposal, propose
+from esper.own_models.written_code import rebuilding_code
 from own_modules import loader
-from wide_modules import multilayer, sequences
+from wide_modules import HOSTS, multilayer, sequences
 
 
 def numbers(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -117,6 +119,35 @@ assert not any(name.startswith("esper") for name in sys.modules)
         esper.load_grown(model, multilayer().state_dict())
     exported = torch.export.export(model, (x,)).module()
     torch.testing.assert_close(exported(x), model(x))
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, inputs, names = HOSTS[host]
+    model, x = make().eval(), inputs()
+    before = layer_sizes(model)
+    with torch.no_grad():
+        groups, _ = channel_groups(model, lambda: model(x))
+    generator = torch.Generator().manual_seed(0)
+
+    def backward(module: nn.Module, batch: Tensor) -> None:
+        output = module(batch)
+        (output["logits"] if isinstance(output, dict) else output).square().mean().backward()
+
+    for group in groups:
+        widen(model, group, propose(model, group, 2, [x], backward, generator).new)
+    widths = {
+        name: {key: (before[name][key], size) for key, size in sizes.items()}
+        for name, sizes in layer_sizes(model).items()
+        if sizes != before[name]
+    }
+    assert len(widths) >= len(names)
+    space: dict[str, Any] = {}
+    exec(rebuilding_code(model, widths), space)
+    again = space["rebuild"](make().eval(), model.state_dict())
+    for one, two in zip(tensors(model(x)), tensors(again(x)), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_what_does_harm_is_taken_back_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,13 @@ def size_names(module: nn.Module) -> tuple[str, ...]:
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
 
 
+def _all_sizes(module: nn.Module) -> dict[str, int]:
+    names = size_names(module)
+    # A depthwise convolution has as many groups as channels.
+    grouped = getattr(module, "groups", 1) > 1
+    return {name: getattr(module, name) for name in (*names, *(("groups",) if grouped else ()))}
+
+
 def resize(
     model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> list[str]:
@@ -174,9 +181,7 @@ def resize(
 def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
     return {
-        name: {key: getattr(module, key) for key in size_names(module)}
-        for name, module in model.named_modules()
-        if size_names(module)
+        name: _all_sizes(module) for name, module in model.named_modules() if size_names(module)
     }
 
 
