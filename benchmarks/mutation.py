@@ -6,8 +6,9 @@
 The faults are drawn from the syntax of the whole source (``mutants.py``), as many from each
 package. First the suite runs once under coverage, which tells for each line the tests that execute
 it, also in the processes that they start. Then each fault is tried by these tests, fastest first.
-A fault is noticed if a test fails or takes longer than ``--seconds``. Whatever is known of a fault
-is kept under ``--work`` for as long as source and tests stay as they are.
+A fault is noticed if a test fails or takes longer than ``--seconds``. What is known is stored under
+``--work`` for as long as the source stays as it is: a fault that was noticed is not tried again,
+and one that was not is tried again when the tests of its line have changed.
 """
 
 import ast
@@ -70,12 +71,11 @@ def copy_repository(target: Path) -> None:
 
 
 def source_digest() -> str:
-    """A digest of source and tests, on which all that is known depends."""
+    """A digest of the source, on which the draw depends."""
     digest = hashlib.sha256()
-    for folder in ("src", "tests"):
-        for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".h", ".cpp"):
-                digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    for path in sorted((ROOT / "src").rglob("*")):
+        if path.suffix in (".py", ".h", ".cpp"):
+            digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -169,7 +169,8 @@ class Cover:
 
     def _part(self, file: Path, copy: Path) -> tuple[Lines, dict[str, float]]:
         """Lines and seconds of one file of tests."""
-        name = "-".join(file.with_suffix("").parts)
+        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:8]
+        name = "-".join((*file.with_suffix("").parts, digest))
         found = kept(self._work / "cover" / f"{name}.json", lambda: self._measure(file, copy, name))
         return found["lines"], found["seconds"]
 
@@ -258,10 +259,11 @@ def verdicts(
         runner = free.pop()
         try:
             name = hashlib.sha256(mutant.name.encode()).hexdigest()[:16]
-            tests = cover.tests_of(mutant)
-            result = kept(
-                work / "mutants" / f"{name}.json", lambda: trial(mutant, runner, tests, seconds)
-            )
+            killed, tests = work / "mutants" / f"{name}.json", cover.tests_of(mutant)
+            path = killed if killed.exists() else killed.with_stem(f"{name}-{_digest(tests)}")
+            result = kept(path, lambda: trial(mutant, runner, tests, seconds))
+            if result["verdict"] == "killed" and path != killed:
+                path.rename(killed)
         finally:
             free.append(runner)
         print(f"{result['verdict']:11} {mutant.name} ({result['seconds']:.0f} s)", flush=True)
@@ -269,6 +271,13 @@ def verdicts(
 
     with ThreadPoolExecutor(len(copies)) as pool:
         return list(pool.map(tried, mutants))
+
+
+def _digest(tests: list[str]) -> str:
+    """A digest of the files of ``tests``, and of which they are."""
+    files = sorted({test.partition("::")[0] for test in tests})
+    texts = [path.read_bytes() for file in files if (path := ROOT / file).is_file()]
+    return hashlib.sha256(b"".join([repr(tests).encode(), *texts])).hexdigest()[:8]
 
 
 def main() -> int:
