@@ -5,7 +5,7 @@
 
 The faults are drawn from the syntax of the whole source (``mutants.py``), as many from each
 package. First the suite runs once under coverage, which tells for each line the tests that execute
-it, also in the processes that they start. Then each fault is tried by these tests, fastest first.
+it, also in the processes that they start. Then each fault is tried by these tests.
 A fault is noticed if a test fails or takes longer than ``--seconds``. What is known is stored under
 ``--work`` for as long as the source stays as it is: a fault that was noticed is not tried again,
 and one that was not is tried again when the tests of its line have changed.
@@ -34,9 +34,9 @@ from reporting import kept, made_on, new_parser, publish, table
 ROOT = Path(__file__).parent.parent
 AT_LEAST = 0.9
 """The share of the faults of each package that the tests must notice."""
-MOST_TESTS, MOST_SECONDS, FIRST_TESTS = 60, 60.0, 8
-"""Tests that try one fault, the fastest first: how many, what they may take together, and how many
-of them are tried before the others."""
+MOST_TESTS, MOST_SECONDS, FIRST_TESTS = 60, 120.0, 8
+"""Tests that try one fault: how many, what they may take together, and how many of them are tried
+before the others."""
 FAILED, PASSED, NO_TESTS = 1, 0, 5
 """Exit statuses of pytest."""
 MARKS = "not slow and not gpu"
@@ -148,7 +148,11 @@ class Cover:
                     self._tests[file][line].update(tests)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that try a mutant, the fastest first; empty if no test executes its line."""
+        """The tests that try a mutant; empty if no test executes its line.
+
+        Those come first whose file is named as the mutant's is, or its folder, and of them the
+        fastest.
+        """
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
         tests = self._tests[mutant.path][str(mutant.line)]
@@ -162,10 +166,15 @@ class Cover:
             tests.update(test for test in self.seconds if test.startswith(PAGES))
         # A context may also name a function of a test that is none itself.
         tests = tests & self.seconds.keys()
-        ordered = sorted(tests, key=lambda test: (not test.startswith(PAGES), self.seconds[test]))
-        fastest = ordered[:MOST_TESTS]
-        totals = accumulate(self.seconds[test] for test in fastest)
-        return [test for test, total in zip(fastest, totals, strict=True) if total < MOST_SECONDS]
+        words = set(re.split(r"[/_.]", mutant.path)) - {"src", "esper", "py"}
+
+        def order(test: str) -> tuple[bool, int, float]:
+            likeness = len(words & set(re.split(r"[/_.]", test.partition("::")[0])))
+            return not test.startswith(PAGES), -likeness, self.seconds[test]
+
+        ordered = sorted(tests, key=order)[:MOST_TESTS]
+        totals = accumulate(self.seconds[test] for test in ordered)
+        return [test for test, total in zip(ordered, totals, strict=True) if total < MOST_SECONDS]
 
     def _part(self, file: Path, copy: Path) -> tuple[Lines, dict[str, float]]:
         """Lines and seconds of one file of tests."""
