@@ -32,6 +32,7 @@ class Case:
         again: its arguments when it is called again after it was disturbed, given the folder.
         same: what differs between the folder and that of an undisturbed command.
         content: what lies in the folder before, as name and path.
+        continues: whether it takes minutes from the beginning, and little from where it was.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Case:
     again: Callable[[Path], list[str]]
     same: Callable[[Path, Path], str]
     content: tuple[tuple[str, Path], ...] = ()
+    continues: bool = False
 
     def first(self, disk: Path) -> list[str]:
         """The arguments of the undisturbed command."""
@@ -119,7 +121,8 @@ def cases(work: Path) -> Iterator[Case]:
     flags = ["--policy=never", "--suite=digits", "--hosts=4", "--training-hosts=20", "--fresh"]
     flags += ["--out=DISK/evaluation", "--work=DISK/stages", "--threads=1"]
     evaluate = ["evaluate", *flags]
-    yield Case("evaluate", evaluate, lambda _: evaluate, _same_evaluation)
+    again = partial(_unchanged, evaluate)
+    yield Case("evaluate", evaluate, again, _same_evaluation, continues=True)
 
 
 def _unchanged(words: list[str], disk: Path) -> list[str]:

@@ -1,6 +1,11 @@
-"""Commands on a filesystem that is too small, in steps of 4 kB from nothing to what they need."""
+"""Commands on a filesystem that is too small, in steps of 4 kB from nothing to what they need.
+
+A command begins anew in each size, and its rerun with room must end as if nothing had happened. An
+evaluation, which takes minutes, goes on in each larger size with what the smaller one left.
+"""
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -12,6 +17,8 @@ from torture.cases import Case, called, cases
 from torture.common import Part, timed
 
 STEP, ROOM = 4096, 64 << 20
+ENDED = 5
+"""How many sizes in a row must suffice before a larger one is not tried."""
 
 
 @contextlib.contextmanager
@@ -54,14 +61,15 @@ def small_disk(work: Path) -> Part:
 def _sweep(case: Case, disk: Path, work: Path, part: Part, outcomes: Counter[str]) -> None:
     log, whole = work / f"{case.name}.log", work / f"{case.name}-whole"
     _fill(disk, case)
-    begin = used(disk)
     status, output = called(case.first(disk), log)
     if status:
         raise AssertionError(f"{case.name} fails with room: {output[-500:]}")
     shutil.copytree(disk, whole)
-    most = _peak(case, disk, begin)
-    for room in range(begin + STEP, most + STEP, STEP):
-        _fill(disk, case)
+    _fill(disk, case)
+    ended = 0
+    for room in itertools.count(used(disk) + STEP, STEP):
+        if not case.continues:
+            _fill(disk, case)
         resize(disk, room)
         before = _contents(disk)
         status, output = called(case.first(disk), log)
@@ -73,18 +81,18 @@ def _sweep(case: Case, disk: Path, work: Path, part: Part, outcomes: Counter[str
             changed = [path for path, content in before.items() if _content(path) != content]
             problem = f"{changed[0]} was replaced" if changed else ""
         resize(disk, ROOM)
-        if not problem:
+        whole_now = not status and not case.same(disk, whole)
+        if not problem and not whole_now and not case.continues:
             status_again, output = called(case.rerun(disk), log)
             failed = status_again and f"the rerun ends with {status_again}: {output[-300:]}"
             problem = failed or case.same(disk, whole)
         outcomes[f"{case.name} {'ended' if not status else 'refused'}"] += 1
         part.lost += [f"{case.name} in {room} bytes: {problem}"] if problem else []
-
-
-def _peak(case: Case, disk: Path, begin: int) -> int:
-    """A size with which the command ends, at most 4 MiB above what it leaves."""
-    left = used(disk)
-    return max(left, begin) + min(left - begin, 4 << 20) + 16 * STEP
+        ended = ended + 1 if whole_now else 0
+        if ended == ENDED:
+            return
+        if room == ROOM:
+            raise AssertionError(f"{case.name} never ends: {output[-500:]}")
 
 
 def _fill(disk: Path, case: Case) -> None:
