@@ -1,6 +1,6 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
-    python benchmarks/widening.py [--parts fresh trained prior moment] [--work DIRECTORY] [--write]
+    python benchmarks/widening.py [--parts fresh trained deep prior moment] [--write]
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation. Figures are test accuracy or R² in percent.
@@ -29,6 +29,7 @@ RATES = (0.003, 0.01, 0.03)
 TUNING, SEEDS = (100, 101), range(10)
 SWEEP = (1, 2, 4, 6)
 EXTRA = (3, 6, 12, 24)
+CONTEXT = 32
 Z = 1.96
 
 
@@ -45,6 +46,72 @@ def convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
         nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
         nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs),
     )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """A block of two convolutions that adds to what it is given."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to the same shape."""
+        inner = self.norm1(self.conv1(x)).relu()
+        return (x + self.norm2(self.conv2(inner))).relu()
+
+
+def residual(depth: int) -> nn.Module:
+    """Residual blocks of 8 channels on digits."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Sequential(*(Residual(8) for _ in range(depth))),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+    )  # fmt: skip
+
+
+class Layer(nn.Module):
+    """A causal pre-norm block of width 32 with two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.hidden, self.last = nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, 32]`` to the same shape."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.last(nn.functional.gelu(self.hidden(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self, depth: int):
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, 32), nn.Embedding(CONTEXT, 32)
+        self.blocks = nn.ModuleList(Layer() for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T]`` to logits ``[B, T, 256]``."""
+        h = self.bytes(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def text_windows(seed: int) -> tuple[Tensor, Tensor]:
+    """Windows of the documentation and the byte after each of their bytes."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    stream = torch.tensor(list(b"".join(page.read_bytes() for page in pages)))
+    windows = stream[: len(stream) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))[:2800]
+    return windows[order, :-1], windows[order, 1:]
 
 
 def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
@@ -157,6 +224,37 @@ def trained(host: Host, factor: int, epochs: int) -> dict[str, list[dict[str, fl
     return {name: tuned(arm, range(8)) for name, arm in (arms | {"scratch": scratch}).items()}
 
 
+def deep(name: str) -> dict[str, list[dict[str, float]]]:
+    """The arms of a host of two blocks, beside one that has four from the start."""
+    make: Callable[[int], nn.Module]
+    make, data, stack = DEEP[name]
+    host = Host(perceptron, data, 1)
+
+    def arm(depth: int, policy: str, seed: int, rate: float) -> dict[str, float]:
+        torch.manual_seed(seed)
+        return host.train(make(depth), seed, policy, EPOCHS, rate)
+
+    def stacked(seed: int, rate: float) -> dict[str, float]:
+        """As G_stack: the trained blocks twice, after a tenth of the epochs."""
+        torch.manual_seed(seed)
+        model, begin = make(2), EPOCHS // 10
+        host.train(model, seed, "never", begin, rate)
+        larger = make(4)
+        blocks = list(model.get_submodule(stack).children())
+        state = {n: x for n, x in model.state_dict().items() if not n.startswith(f"{stack}.")}
+        for i in range(4):
+            for key, x in blocks[i % 2].state_dict().items():
+                state[f"{stack}.{i}.{key}"] = x
+        larger.load_state_dict(state)
+        return host.train(larger, seed, "never", EPOCHS - begin, rate)
+
+    arms: dict[str, Arm] = {
+        "small": partial(arm, 2, "never"), "deepened": partial(arm, 2, "deepen"),
+        "widened": partial(arm, 2, "widen"), "static": partial(arm, 4, "never"), "stacked": stacked,
+    }  # fmt: skip
+    return {each: tuned(function, range(6)) for each, function in arms.items()}
+
+
 def prior() -> list[list[Any]]:
     """Test figures by host, width and factor of widening."""
     rows = []
@@ -265,6 +363,28 @@ def trained_page(work: Path) -> list[str]:
     ]
 
 
+def deep_page(work: Path) -> list[str]:
+    """The table of stacks of blocks."""
+    rows = []
+    for name in DEEP:
+        arms = kept(work / f"deep-{name}.json", partial(deep, name))
+        sizes = [f"{arms[arm][0]['parameters']:,.0f}" for arm in ("small", "deepened", "widened")]
+        others = ("small", "static", "stacked")
+        differences = [difference(arms["deepened"], arms[other]) for other in others]
+        rows.append((name, ", ".join(sizes), *(mean(of(arms[arm])) for arm in arms), *differences))
+    heads = (
+        "host of two blocks", "parameters: small, deepened, widened", "never grown", "deepened",
+        "widened", "four from the start", "stacked", "deepened − never grown",
+        "deepened − four from the start", "deepened − stacked",
+    )  # fmt: skip
+    return [
+        f"## Deeper\n\n{EPOCHS} epochs, six seeds. *Stacked* repeats the trained blocks after a "
+        "tenth of the epochs and trains the rest with a new optimizer, as G_stack (Du and others, "
+        "2024). Of the GPT the figure is the accuracy of the next byte.",
+        table(heads, rows),
+    ]
+
+
 def prior_page(work: Path) -> list[str]:
     """The table behind ``width_search.PRIOR``."""
     rows = []
@@ -299,7 +419,17 @@ def moment_page(work: Path) -> list[str]:
     ]
 
 
-PARTS = {"fresh": fresh_page, "trained": trained_page, "prior": prior_page, "moment": moment_page}
+DEEP: dict[str, Any] = {
+    "residual CNN, noisy digits": (residual, noisy_digits, "4"),
+    "GPT of width 32, bytes": (Gpt, text_windows, "blocks"),
+}
+PARTS = {
+    "fresh": fresh_page,
+    "trained": trained_page,
+    "deep": deep_page,
+    "prior": prior_page,
+    "moment": moment_page,
+}
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def test_a_reader_shows_the_other_runs(tmp_path: Path, monkeypatch, capsys) -> N
             raise RecursionError("anything\nodd")
         return inspect(run)
 
-    monkeypatch.setattr(command, "inspect", inspected)
+    monkeypatch.setattr(command, "inspect_either", inspected)
     assert command.runs([str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert "two" in captured.out

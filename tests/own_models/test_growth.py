@@ -317,7 +317,7 @@ REFUSED = {
     "policy": (
         perceptron,
         {"policy": "heuristc", "validate": lambda: 0.5, "example": torch.randn(2, 5)},
-        r"policy: 'heuristc' is neither one of heuristic, never, rule, widen, keep-or-move nor",
+        r"policy: 'heuristc' is neither one of deepen, heuristic, never, rule, widen",
     ),
     "no call": (
         perceptron,

@@ -270,7 +270,7 @@ def test_any_batches_can_be_unpacked_by_a_function() -> None:
         ({"slots": ["layer9"]}, "slots: ResidualNet has no module 'layer9'"),
         (
             {"policy": "runs/none"},
-            "policy: 'runs/none' is neither one of heuristic, never, rule, widen, keep-or-move nor",
+            "policy: 'runs/none' is neither one of deepen, heuristic, never, rule, widen",
         ),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS keeps one state"),
     ],

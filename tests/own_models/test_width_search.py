@@ -37,6 +37,25 @@ def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
     return esper.grow(multilayer() if model is None else model, *batches, **arguments)
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.inner(x).relu())
+
+
+def residual() -> nn.Sequential:
+    """Two blocks that can be copied."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 3))
+
+
+def grown_by(policy: str, **more: Any) -> esper.GrowthResult:
+    torch.manual_seed(0)
+    return grown(residual() if policy == "deepen" else None, policy=policy, **more)
+
+
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
@@ -150,14 +169,25 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
         assert torch.equal(one, two)
 
 
-def test_what_does_harm_is_taken_back_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        ("widen", ("0: 4 -> 24 channels", "0: 4 -> 14 channels")),
+        ("deepen", ("1: 2 -> 4 blocks", "1: 2 -> 4 blocks")),
+    ],
+)
+def test_what_does_harm_is_taken_back_to_the_bit(
+    policy: str, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (-2.0, -1.0))
-    refused, never = grown(), grown(policy="never")
+    torch.manual_seed(0)
+    module = residual() if policy == "deepen" else multilayer()
+    refused, never = grown(copy.deepcopy(module), policy=policy), grown(module, policy="never")
     lines = [line for record in refused.history for line in record.actions]
     assert sum("is taken back" in line for line in lines) == width_search.TRIALS
-    assert any("0: 4 -> 24 channels" in line for line in lines)
-    assert any("0: 4 -> 14 channels" in line for line in lines)
+    assert all(any(change in line for line in lines) for change in changes)
     assert not refused.grew
+    assert not refused.copies
     state = never.model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in refused.model.state_dict().items())
     assert [r.loss for r in refused.history] == [r.loss for r in never.history]
@@ -176,9 +206,11 @@ def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyP
     assert result.validation == never.validation
 
 
+@pytest.mark.parametrize("policy", ["widen", "deepen"])
 @pytest.mark.parametrize("last", [1, 2, 3, 6])
-def test_growth_resumes_in_the_same_bits(tmp_path: Path, last: int) -> None:
-    whole = grown(tries=2)
+def test_growth_resumes_in_the_same_bits(tmp_path: Path, last: int, policy: str) -> None:
+    whole = grown_by(policy, tries=2)
+    assert whole.grew
     path = tmp_path / "growth.pt"
 
     def stop(record: esper.EpochRecord) -> None:
@@ -186,12 +218,41 @@ def test_growth_resumes_in_the_same_bits(tmp_path: Path, last: int) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grown(tries=2, checkpoint=path, callbacks=[stop])
-    resumed = grown(tries=2, checkpoint=path)
+        grown_by(policy, tries=2, checkpoint=path, callbacks=[stop])
+    resumed = grown_by(policy, tries=2, checkpoint=path)
     state = whole.model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in resumed.model.state_dict().items())
     assert [r.actions for r in resumed.history] == [r.actions for r in whole.history]
     assert resumed.widths == whole.widths
+    assert resumed.copies == whole.copies
+
+
+def test_a_deeper_network_is_an_ordinary_module_that_rebuilds_without_esper(tmp_path: Path) -> None:
+    result = grown_by("deepen", twin=True)
+    assert result.copies == [("1", 1), ("1", 0)]
+    assert [type(block) for block in result.model[1]] == [Block] * 4
+    assert result.twin is not None
+    size = sum(p.numel() for p in Block().parameters())
+    assert result.parameters == result.twin.parameters + 2 * size
+    # The copies have learned: taken out, the module computes something else.
+    x = numbers(16, 3)[0]
+    expected = result.model.eval()(x)
+    without = copy.deepcopy(result.model)
+    del without[1][3], without[1][1]
+    assert not torch.allclose(without(x), expected, atol=1e-3)
+    space: dict[str, Any] = {}
+    exec((result.save(tmp_path) / "rebuild.py").read_text(), space)
+    rebuilt = space["rebuild"](residual().eval(), str(tmp_path / "state_dict.pt"))
+    assert torch.equal(rebuilt(x), expected)
+    assert torch.equal(esper.load_grown(residual(), result.model.state_dict()).eval()(x), expected)
+    before = residual()
+    with pytest.raises(UsageError, match="load_grown"):
+        esper.load_grown(before, {"0.weight": torch.zeros(1), **result.model[1].state_dict()})
+    assert len(before[1]) == 2
+    limited = grown_by("deepen", max_parameters=result.host_parameters + size)
+    assert limited.parameters == result.host_parameters + size
+    nothing = grown(policy="deepen")
+    assert any("no block is repeated" in line for r in nothing.history for line in r.actions)
 
 
 def test_a_limit_of_parameters_holds_and_wide_layers_stay() -> None:

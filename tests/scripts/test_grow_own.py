@@ -12,6 +12,7 @@ import torch
 
 from esper.leyline import extras
 from esper.leyline.disk import replace_sealed_json
+from esper.leyline.events import GrowthEpochCompleted, GrowthFinished, GrowthStarted, encode
 from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
 from esper.runtime.gate import Permission
@@ -50,7 +51,7 @@ def loaders():
 """
 FILES = {
     *("growth.svg", "model.onnx", "model.pt2", "rebuild.py"),
-    *("result.json", "settings.json", "state_dict.pt"),
+    *("result.json", "settings.json", "state_dict.pt", "events.jsonl", "events.lock"),
 }
 
 
@@ -137,7 +138,8 @@ def test_a_killed_command_resumes_bit_identically(
     path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
     killed = ran([*ESPER, "grow", *command, str(cut)], KILL_AT="22", PYTHONPATH=path)
     assert killed.returncode == -9, killed.stderr
-    assert {path.name for path in cut.iterdir()} == {"settings.json", "progress.pt", "lock"}
+    begun = {"settings.json", "progress.pt", "lock", "events.jsonl", "events.lock"}
+    assert {path.name for path in cut.iterdir()} == begun
     assert grow([*command, str(cut)]) == 0
     assert "resuming after epoch 4 from " in capsys.readouterr().out
     states = [torch.load(tmp_path / name / "state_dict.pt") for name in ("whole", "cut")]
@@ -156,21 +158,30 @@ def test_a_killed_command_resumes_bit_identically(
 
 
 def test_runs_lists_grown_networks_with_their_gain(tmp_path: Path, capsys) -> None:
-    figures = {"accuracy": 0.9, "score": 0.5, "metric": None, "unit": "accuracy"}
-    for name, progress in (("done", False), ("cut", True), ("damaged", False)):
+    start = GrowthStarted(
+        time=1.0, schema=4, model="Net", policy="widen", epochs=3, tries=1, price=0.01, parameters=9
+    )  # fmt: skip
+    end = GrowthFinished(
+        time=9.0, unit="accuracy", validation=[0.9, 0.85], parameters=[12, 9], seconds=[2.0, 1.0],
+        paid=True, verdict="growth paid", grew={}, test=[0.9, 0.92],
+    )  # fmt: skip
+    epochs = [
+        GrowthEpochCompleted(
+            time=2.0, variant=variant, attempt=1, epoch=epoch, unit="accuracy", figure=0.5,
+            loss=1.0, train_loss=1.0, parameters=9, stages={}, actions=[],
+        )
+        for variant in ("grown", "twin")
+        for epoch in (1, 2, 3)
+    ]  # fmt: skip
+    for name, events in (("done", [start, *epochs, end]), ("cut", [start, *epochs[:2]])):
         folder = tmp_path / name
         folder.mkdir()
         replace_sealed_json(
             folder / "settings.json", {"epochs": 3, "model": "m.py", "policy": "widen"}
         )
-        twin = {"validation": figures | {"accuracy": 0.85}, "test": figures | {"accuracy": 0.92}}
-        grown = {"validation": figures, "test": figures, "history": [{}, {}, {}]}
-        if progress:
-            (folder / "progress.pt").touch()
-        else:
-            replace_sealed_json(folder / "result.json", {"grown": grown, "twin": twin})
-    text = (tmp_path / "damaged" / "result.json").read_text()
-    (tmp_path / "damaged" / "result.json").write_text(text.replace("0.92", "0.02"))
+        (folder / "lock").touch()
+        (folder / "events.jsonl").write_bytes(b"".join(encode(e) + b"\n" for e in events))
+    replace_sealed_json(tmp_path / "done" / "result.json", {})
     assert runs([str(tmp_path)]) == 0
     lines = {
         line.split()[0].rpartition("/")[2]: line
@@ -178,8 +189,7 @@ def test_runs_lists_grown_networks_with_their_gain(tmp_path: Path, capsys) -> No
         if line.split()
     }
     assert re.search(r"finished +3/3 +-2\.0 +\+5\.0 +widen +m.py", lines["done"])
-    assert re.search(r"interrupted +0/3 +- +- +widen", lines["cut"])
-    assert re.search(r"unknown +0/3 +-", lines["damaged"])
+    assert re.search(r"interrupted +2/3 +- +- +widen +m.py", lines["cut"])
 
 
 def test_growth_that_did_not_pay_hands_back_the_twin(
@@ -354,7 +364,7 @@ def test_usage_errors_are_one_line_and_leave_nothing(
         (["--model", f"{plain}:Net", "--data", mine], "train_loader: model or loss fails on its "),
         (
             ["--model", mine, "--policy", "nowhere"],
-            "policy: 'nowhere' is neither one of heuristic, ",
+            "policy: 'nowhere' is neither one of deepen, heuristic, ",
         ),
         (["--model", mine, "--out", "m.pt2"], "out: with --model several files are written"),
         (["--model", mine, "--out", str(full)], "out: .* is not empty"),

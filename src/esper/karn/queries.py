@@ -17,7 +17,8 @@ import pyarrow
 import pyarrow.dataset
 import pyarrow.fs
 
-from esper.karn.runs import RunInfo, config_of, find_runs, inspect
+from esper.karn.grown_runs import inspect_either, is_run_or_grown
+from esper.karn.runs import RunInfo, config_of, find_runs
 from esper.karn.views import (
     METRIC_NAMES,
     TASKS,
@@ -362,7 +363,7 @@ class Store:
             try:
                 if _has_events(path):
                     tables.add(path, name)
-                yield name, inspect(path)
+                yield name, inspect_either(path)
             except (OSError, UsageError) as error:
                 notice(f"warning: {path} is left out ({error})")
 
@@ -372,7 +373,11 @@ def _runs_at(paths: list[Path]) -> list[Path]:
     for path in paths:
         if not path.is_dir():
             raise UsageError(f"run: there is no directory {path}; esper runs lists your runs")
-        inside = [path] if _is_readable(path) else [p for p in find_runs(path) if _is_readable(p)]
+        inside = (
+            [path]
+            if _is_readable(path)
+            else [p for p in find_runs(path, is_run_or_grown) if _is_readable(p)]
+        )
         if not inside:
             raise UsageError(
                 f"run: {path} has no run with events or records; esper runs lists your runs"

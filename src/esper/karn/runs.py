@@ -156,14 +156,16 @@ def config_of(run: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def is_running(run: Path) -> bool:
-    """Whether a live process holds the run's lock, which the system releases when it dies.
+def is_running(run: Path, name: str = "lock") -> bool:
+    """Whether a live process holds the lock of a run, its file ``name``.
+
+    The system releases it when the process dies.
 
     A shared lock shows it; a process that begins to write waits for the moment in which readers
     hold theirs.
     """
     try:
-        with (run / "lock").open("rb") as lock:
+        with (run / name).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except BlockingIOError:

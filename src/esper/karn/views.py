@@ -51,7 +51,9 @@ def _of_info(info: msgspec.inspect.Type) -> Any:
         case msgspec.inspect.UnionType():
             # `Number` is a float or a string; an optional field is a value or null.
             parts = [_of_info(part) for part in info.types]
-            return next(part for part in ("DOUBLE", "BIGINT", "VARCHAR") if part in parts)
+            return next(
+                part for part in ("DOUBLE", "BIGINT", "VARCHAR", "BOOLEAN") if part in parts
+            )
     names = {"Int": "BIGINT", "Float": "DOUBLE", "Bool": "BOOLEAN", "Str": "VARCHAR"}
     names |= {"Literal": "VARCHAR", "None": "NULL"}
     return names[type(info).__name__.removesuffix("Type")]

@@ -11,6 +11,8 @@ from esper.leyline.events import (
     AnomalyDetected,
     EpisodeOutcome,
     Event,
+    GrowthEpochCompleted,
+    GrowthStarted,
     PPOUpdateCompleted,
     TrainingStarted,
     to_floats,
@@ -46,7 +48,23 @@ def scalars(event: Event) -> dict[str, float]:
     if isinstance(event, EpisodeOutcome):
         lists = {name: to_floats(getattr(event, name)) for name in _OUTCOMES}
         return {f"episodes/{name}": fmean(values) for name, values in lists.items() if values}
+    if isinstance(event, GrowthEpochCompleted):
+        prefix = event.variant + (f"-{event.attempt}" if event.attempt > 1 else "")
+        figures = {
+            event.unit: event.figure,
+            "validation_loss": event.loss,
+            "training_loss": event.train_loss,
+        }
+        numbers = {name: float(value) for name, value in figures.items() if value is not None}
+        numbers["parameters"] = event.parameters
+        return {f"{prefix}/{name}": value for name, value in numbers.items()}
     return {}
+
+
+def position(event: Event) -> int:
+    """Where an event lies on the axis of a tracker: its round, or its epoch of growth."""
+    number: int = getattr(event, "epoch" if isinstance(event, GrowthEpochCompleted) else "round", 0)
+    return number
 
 
 class TensorBoard:
@@ -63,15 +81,16 @@ class TensorBoard:
     def write(self, event: Event) -> None:
         """Write the event's scalars at its round, and an anomaly as text.
 
-        ``TrainingStarted``, which must be the first event, opens the files.
+        The first event, ``TrainingStarted`` or ``GrowthStarted``, opens the files.
         """
-        if isinstance(event, TrainingStarted):
+        if isinstance(event, TrainingStarted | GrowthStarted):
             from torch.utils.tensorboard import SummaryWriter
 
             # The scalars of rounds that a resumed run repeats replace the earlier ones.
-            self._writer = SummaryWriter(str(self._folder), purge_step=event.round + 1)
+            later = event.round + 1 if isinstance(event, TrainingStarted) else None
+            self._writer = SummaryWriter(str(self._folder), purge_step=later)
         for name, value in scalars(event).items():
-            self._writer.add_scalar(name, value, event.round)  # type: ignore[attr-defined]
+            self._writer.add_scalar(name, value, position(event))
         if isinstance(event, AnomalyDetected):
             self._writer.add_text(f"anomaly/{event.kind}", event.message, event.round)
 
@@ -100,17 +119,18 @@ class WandB:
     def write(self, event: Event) -> None:
         """Log the event's scalars with its round, and the message of an anomaly.
 
-        ``TrainingStarted``, which must be the first event, opens the wandb run.
+        The first event, ``TrainingStarted`` or ``GrowthStarted``, opens the wandb run.
         """
-        if isinstance(event, TrainingStarted):
+        if isinstance(event, TrainingStarted | GrowthStarted):
             import wandb
 
+            names = ("tasks", "policy", "envs", "model", "epochs", "price")
             self._run = wandb.init(
                 project="esper",
                 name=self._path.name,
                 dir=str(self._path),
                 mode="offline",
-                config={"tasks": event.tasks, "policy": event.policy, "envs": event.envs},
+                config={name: getattr(event, name) for name in names if hasattr(event, name)},
                 settings=wandb.Settings(
                     silent=True, console="off", disable_git=True, save_code=False
                 ),
@@ -119,7 +139,8 @@ class WandB:
         if isinstance(event, AnomalyDetected):
             values[f"anomaly/{event.kind}"] = event.message
         if values:
-            self._run.log({"round": event.round, **values})  # type: ignore[attr-defined]
+            axis = "epoch" if isinstance(event, GrowthEpochCompleted) else "round"
+            self._run.log({axis: position(event), **values})
 
     def flush(self) -> None:
         """Nothing to do: wandb's own process writes."""

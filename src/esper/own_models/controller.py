@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,14 @@ from esper.leyline.errors import UsageError
 from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Scale, Validation, as_score
-from esper.own_models.options import GrowthOptions, check_arguments, check_optimizer, describe
+from esper.own_models.options import (
+    GrowthOptions,
+    check_arguments,
+    check_optimizer,
+    describe,
+)
 from esper.own_models.samples import as_arguments, buffers_kept, evaluating, half_or_all
+from esper.tamiyo.baselines import SEARCHES
 
 if TYPE_CHECKING:
     from esper.own_models.lifecycle_controller import LifecycleController
@@ -67,9 +73,9 @@ class Growth:
         self.options = GrowthOptions(**options)
         check_arguments(model, optimizer, self.options)
         policy = self.options.policy
-        if policy == "widen":
+        if policy in SEARCHES:
             raise UsageError(
-                "policy: 'widen' trains epochs with and without wider layers, in its own loop; "
+                f"policy: {policy!r} trains epochs with and without other layers, in its own loop; "
                 "call esper.grow, or give another policy"
             )
         if validate is None and policy != "never":
@@ -133,6 +139,7 @@ class Growth:
         validation_score: "float | Validation | None" = None,
         *,
         train_loss: float | None = None,
+        old_data: Validation | None = None,
     ) -> EpochRecord:
         """End an epoch: check and measure the seeds, let the policy act, and change the module.
 
@@ -140,6 +147,7 @@ class Growth:
             validation_score: score of the module as it is, or a ``Validation``; None to call
                 ``validate``.
             train_loss: mean training loss of the epoch, which a learned policy looks at.
+            old_data: validation on data that the module knew before, to be shown.
 
         Returns:
             what happened. After the last epoch growth ends, see ``finish``.
@@ -159,7 +167,7 @@ class Growth:
                 self._begin(*self._called_with())
             assert self._lifecycle is not None
             outcome = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
-        record = self._record(outcome, train_loss)
+        record = replace(self._record(outcome, train_loss), old_data=old_data)
         if not isfinite(record.score) and all(isfinite(r.score) for r in self.history):
             self._say(
                 f"warning: the validation score is {record.score}; no seed can be measured until "

@@ -71,7 +71,22 @@ def grow(
     loaders = {"train_loader": train_loader, "validation_loader": validation_loader}
     if options.test_loader is not None:
         loaders["test_loader"] = options.test_loader
+    if options.retain_loader is not None:
+        loaders["retain_loader"] = options.retain_loader
     recipe = _recipe(model, loaders, options)
+    if options.run_directory is None:
+        return _grown(model, loaders, recipe)
+    from esper.own_models.run_log import run_log
+
+    with run_log(Path(options.run_directory), model, options) as log:
+        result = _grown(model, loaders, replace(recipe, log=log))
+        log.finish(result)
+    return result
+
+
+def _grown(model: nn.Module, loaders: dict[str, Iterable[Any]], recipe: Recipe) -> GrowthResult:
+    """The grown module beside its twin, measured on all splits."""
+    options, validation_loader = recipe.options, loaders["validation_loader"]
     never_grown = copy.deepcopy(model) if options.twin else None
     attempts = Attempts(recipe, model)
     scale = Scale()
@@ -106,6 +121,9 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     check_model(model, options.policy)
     if not isinstance(options.tries, int) or options.tries < 1:
         raise UsageError(f"tries: got {options.tries!r}; give a whole number from 1")
+    trackers = [name for name in ("tensorboard", "wandb") if getattr(options, name)]
+    if trackers and options.run_directory is None:
+        raise UsageError(f"{trackers[0]}: give run_directory as well, where its files go")
     check_loaders(loaders)
     policy = str(options.policy) if isinstance(options.policy, Path) else options.policy
     options = replace(options, policy=policy, unpack=unpack_for(options.loss, options.unpack))

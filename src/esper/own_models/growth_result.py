@@ -49,6 +49,7 @@ class EpochRecord:
         stages: stage of each slot after the epoch's action, by slot.
         contributions: score with the seed minus that without it, by slot with an acting seed.
         actions: what was done after the epoch and why, one line each.
+        old_data: validation on data that the module knew before; None without such data.
     """
 
     epoch: int
@@ -63,6 +64,7 @@ class EpochRecord:
     stages: dict[str, Stage]
     contributions: dict[str, float]
     actions: list[str] = field(default_factory=list)
+    old_data: Validation | None = None
 
     @property
     def validation(self) -> Validation:
@@ -76,6 +78,8 @@ class EpochRecord:
         loss = "" if self.unit == "loss" else f"loss {self.loss:.4f}  "
         text = f"epoch {self.epoch:>3}/{epochs}  {train}{loss}{figure}"
         text = f"{text}  {self.parameters:,} parameters"
+        if self.old_data is not None:
+            text = f"{text}  old data {self.old_data.shown()}"
         return "\n".join([text, *(f"    {action}" for action in self.actions)])
 
 
@@ -105,6 +109,9 @@ class GrowthResult:
             without a twin, or where the figure is not a mean over samples.
         widths: by the name of each layer that became wider, the attributes in which it holds its
             sizes, before and after.
+        old_data: validation on the data of ``retain_loader``: ``before`` training, ``after`` it,
+            and ``stripped`` of the seeds.
+        copies: stack and place of each block behind which a copy of it was inserted, in order.
     """
 
     model: nn.Module
@@ -119,6 +126,8 @@ class GrowthResult:
     twin: "GrowthResult | None" = None
     difference: dict[str, tuple[float, float]] = field(default_factory=dict)
     widths: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    old_data: dict[str, Validation] = field(default_factory=dict)
+    copies: list[tuple[str, int]] = field(default_factory=list)
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -186,7 +195,7 @@ class GrowthResult:
         """
         from esper.own_models.written_code import save_grown
 
-        return save_grown(self.model, folder, self.widths)
+        return save_grown(self.model, folder, self.widths, self.copies)
 
     def plain(self) -> dict[str, Any]:
         """All but the module and the twin, as numbers, texts, lists and dicts."""

@@ -31,7 +31,7 @@ from esper.own_models.samples import (
     to_device,
     unpack,
 )
-from esper.tamiyo.baselines import Actor
+from esper.tamiyo.baselines import SEARCHES, Actor
 
 PRICE = 0.01
 """A module twice as large must gain 0.7 points."""
@@ -67,8 +67,9 @@ class GrowOptions(GrowthOptions):
     """What ``grow`` takes besides the module and its data."""
 
     policy: str | Actor = "widen"
-    """widen (makes narrow layers wider), or never, heuristic, rule, a trained policy of `esper
-    policies`, the directory of a run, or an ``Actor``, which plant residual seeds."""
+    """widen (makes narrow layers wider), deepen (copies repeated blocks), or never, heuristic,
+    rule, a trained policy of `esper policies`, the directory of a run, or an ``Actor``, which plant
+    residual seeds."""
     loss: str | Loss = setting("cross_entropy", flag=str | None, in_recipe=True)
     """Loss: cross_entropy (default), binary_cross_entropy, mse, l1, huber or model. From Python
     also a function of output and target."""
@@ -85,6 +86,9 @@ class GrowOptions(GrowthOptions):
     """See ``objectives.Metric``; growth is then decided by it."""
     test_loader: Iterable[Any] | None = setting(None, on_resume=True)
     """Batches for the final result alone."""
+    retain_loader: Iterable[Any] | None = setting(None, on_resume=True)
+    """Batches that the module knew before: its figure on them is shown after each epoch, and at the
+    end beside that before it was trained and that without its seeds."""
     tries: int = setting(1, within=up_to(1000), flag=int)
     """Times to train from the same initial weights; the best on validation after the price is kept,
     of the twin as well."""
@@ -111,6 +115,13 @@ class GrowOptions(GrowthOptions):
     """Splits a batch into inputs and target."""
     progress: bool = setting(True, on_resume=True)
     """Whether to print a line per epoch."""
+    run_directory: str | Path | None = setting(None, on_resume=True)
+    """Folder for what happens, epoch by epoch: `esper sanctum`, `esper report` and `esper query`
+    show it, live and afterwards. `esper grow` writes it into its own folder."""
+    tensorboard: bool = setting(False, flag=bool, on_resume=True)
+    """Whether to write TensorBoard files too, into the run directory."""
+    wandb: bool = setting(False, flag=bool, on_resume=True)
+    """Whether to write an offline Weights & Biases run too, into the run directory."""
 
     def of_growth(self) -> dict[str, Any]:
         """The options of ``Growth`` among these, by name."""
@@ -356,7 +367,7 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
             "model: it is on the device meta, so its parameters have no values; call "
             "model.to_empty(device=...) and load a state first"
         )
-    if policy in ("widen", "never") and not any(p.requires_grad for p in model.parameters()):
+    if policy in (*SEARCHES, "never") and not any(p.requires_grad for p in model.parameters()):
         raise UsageError(
             f"model: no parameter requires a gradient, so the policy {policy!r} has nothing to "
             "train; unfreeze some, or let seeds grow beside it with policy='rule'"

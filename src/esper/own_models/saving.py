@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.deeper_stacks import match_depth
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.wider_layers import is_wider, resize
 from esper.leyline.disk import read_sealed, replace_sealed
@@ -17,7 +18,7 @@ from esper.own_models.grafted_model import SEED, attach, grown_seeds, set_hook, 
 
 
 def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
-    """Give ``model`` the seeds and widths that ``state`` has, and load it, in place.
+    """Give ``model`` the blocks, seeds and widths that ``state`` has, and load it, in place.
 
     Args:
         model: a module built like the one that was grown, without seeds.
@@ -34,12 +35,14 @@ def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
         raise UsageError("load_grown: the model already has seeds; give a newly built one")
     ending = f".{SEED}.recipe"
     points = [name.removesuffix(ending) for name in state if name.endswith(ending)]
+    before = model.state_dict()
+    match_depth(model, state)
     try:
         for point in points:
             _rebuild(model, point, state)
         _check_shapes(model, state)
     except UsageError:
-        strip(model)
+        match_depth(strip(model), before)
         raise
     resize(model, state)
     model.load_state_dict(state)

@@ -3,19 +3,21 @@
 An attempt that was interrupted resumes after its last whole epoch; results are bit-identical.
 """
 
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
+from esper.kasmina.deeper_stacks import match_depth
 from esper.kasmina.wider_layers import layer_sizes, resize
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
@@ -24,12 +26,13 @@ from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import (
     SEED_GROUP,
     copied_state,
+    grown_seeds,
     optimizer_of,
     parameter_count,
     strip,
     updates,
 )
-from esper.own_models.growth_result import GrowthResult, comparable
+from esper.own_models.growth_result import EpochRecord, GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
 from esper.own_models.options import GrowOptions, to_resume
 from esper.own_models.samples import (
@@ -43,7 +46,11 @@ from esper.own_models.samples import (
     to_device,
     unpack,
 )
-from esper.tamiyo.baselines import Actor
+from esper.tamiyo.baselines import SEARCHES, Actor
+
+if TYPE_CHECKING:
+    from esper.own_models.run_log import RunLog
+    from esper.own_models.width_search import WidthSearch
 
 PER_BATCH = (OneCycleLR, CyclicLR)
 """Schedulers that step after every minibatch; others step after every epoch."""
@@ -175,6 +182,7 @@ class Recipe:
         objective: the loss.
         device: device of the module.
         example: inputs by which the slots are found.
+        log: where every epoch is written; None for nowhere.
     """
 
     options: GrowOptions
@@ -183,6 +191,7 @@ class Recipe:
     objective: Objective
     device: torch.device
     example: Any
+    log: "RunLog | None" = None
 
     def report(self, line: str) -> None:
         """Print at once, also into a pipe."""
@@ -215,6 +224,11 @@ class Recipe:
     def evaluator(self, model: nn.Module, loader: Iterable[Any], scale: Scale) -> Evaluator:
         """The validation of ``model`` on a loader."""
         return Evaluator(model, loader, metric=self.options.metric, scale=scale, **self._shared())
+
+    def retain(self, model: nn.Module) -> Evaluator | None:
+        """The validation of ``model`` on data that it knew before; None without such data."""
+        loader = self.options.retain_loader
+        return None if loader is None else self.evaluator(model, loader, Scale())
 
     def _shared(self) -> dict[str, Any]:
         names = ("unpack", "amp_dtype", "higher_is_better")
@@ -254,6 +268,8 @@ class Attempts:
             "random": random,
             "variants": {},
         }
+        evaluator = recipe.retain(initial)
+        self._old_data = {"before": evaluator()} if evaluator else {}
         if checkpoint is not None:
             set_random_state(checkpoint["random"], recipe.loaders)
 
@@ -277,14 +293,17 @@ class Attempts:
             state = checkpoint["now"]
             if state is None:
                 if self._keeps:
-                    resize(strip(model), checkpoint["initial"])
+                    match_depth(strip(model), checkpoint["initial"])
+                    resize(model, checkpoint["initial"])
                     model.load_state_dict(checkpoint["initial"])
                 if number == 0:
                     set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
                 epoch = len(state["growth"]["history"])
                 report(f"resuming after epoch {epoch} from {self.path}")
-            result = self._attempt(model, policy, validate, number, state)
+            log = self.recipe.log
+            observe = None if log is None else partial(log.epoch, name, number + 1)
+            result = self._attempt(model, policy, validate, number, state, observe)
             net_score = result.worth
             if all(comparable(net_score) > comparable(each) for each in entry["worths"]):
                 entry["best"] = result.plain()
@@ -297,7 +316,8 @@ class Attempts:
                 )
             self._write(validate)
         if self._keeps:
-            resize(strip(model), checkpoint["initial"])
+            match_depth(strip(model), checkpoint["initial"])
+            resize(model, checkpoint["initial"])
             saving.load_grown(model, entry["state"])
         result = GrowthResult.from_plain(model, entry["best"])
         result.tries = list(entry["worths"])
@@ -313,15 +333,16 @@ class Attempts:
         validate: Evaluator,
         number: int,
         state: dict[str, Any] | None,
+        observe: Callable[[EpochRecord], None] | None,
     ) -> GrowthResult:
         """Train and grow to the end, from the start or from the state of an earlier process."""
         recipe, options, host = self.recipe, self.recipe.options, parameter_count(model)
         seed, sizes = options.seed + number, layer_sizes(model)
         search = None
-        if policy == "widen":
+        if policy in SEARCHES:
             from esper.own_models.width_search import WidthSearch
 
-            search = WidthSearch(model, options, seed)
+            search = WidthSearch(model, options, seed, deepens=policy == "deepen")
             policy = "never"
         growth = Growth(
             model,
@@ -333,6 +354,7 @@ class Attempts:
         )
         training = recipe.training(model, growth)
         before = state["seconds"] if state else 0.0
+        retain = recipe.retain(model)
         if state is None:
             growth.begin()
         else:
@@ -358,17 +380,14 @@ class Attempts:
                 if not isfinite(validation.loss):
                     check_finite("validation_loader", validate.loader, options.unpack)
                 training.end_epoch(validation)
-                record = growth.step(validation, train_loss=loss)
-                if any([callback(record) is True for callback in options.callbacks]):
+                old_data = retain() if retain else None
+                record = growth.step(validation, train_loss=loss, old_data=old_data)
+                callbacks = (*options.callbacks, *([observe] if observe else []))
+                if any([callback(record) is True for callback in callbacks]):
                     break
                 if self.path is not None and record.epoch < options.epochs:
-                    self._checkpoint["now"] = {
-                        "growth": growth.state_dict(),
-                        "search": None if search is None else search.state_dict(),
-                        "model": model.state_dict(),
-                        "training": training.state_dict(),
-                        "seconds": before + monotonic() - begun,
-                    }
+                    seconds = before + monotonic() - begun
+                    self._checkpoint["now"] = _state(growth, search, model, training, seconds)
                     self._write(validate)
         growth.finish()
         return GrowthResult(
@@ -380,12 +399,18 @@ class Attempts:
             host,
             before + monotonic() - begun,
             options.price,
-            widths={
-                name: {key: (sizes[name][key], size) for key, size in later.items()}
-                for name, later in layer_sizes(model).items()
-                if later != sizes.get(name, later)
-            },
+            widths=_changes(sizes, layer_sizes(model)),
+            old_data=self._retention(model),
+            copies=search.copies if search else [],
         )
+
+    def _retention(self, model: nn.Module) -> dict[str, Validation]:
+        """See ``GrowthResult.old_data``."""
+        models = {"after": model}
+        if grown_seeds(model):
+            models["stripped"] = strip(copy.deepcopy(model))
+        evaluators = {name: self.recipe.retain(each) for name, each in models.items()}
+        return self._old_data | {name: each() for name, each in evaluators.items() if each}
 
     def _write(self, validate: Evaluator) -> None:
         """Write the checkpoint."""
@@ -393,3 +418,31 @@ class Attempts:
         if self.path is not None:
             self._checkpoint["random"] = random_state(self.recipe.loaders)
             saving.write(self.path, self._checkpoint)
+
+
+def _state(
+    growth: Growth,
+    search: "WidthSearch | None",
+    model: nn.Module,
+    training: Training,
+    seconds: float,
+) -> dict[str, Any]:
+    """What an attempt needs to go on after an epoch."""
+    return {
+        "growth": growth.state_dict(),
+        "search": None if search is None else search.state_dict(),
+        "model": model.state_dict(),
+        "training": training.state_dict(),
+        "seconds": seconds,
+    }
+
+
+def _changes(
+    before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """The sizes of the layers that have others than before, see ``GrowthResult.widths``."""
+    return {
+        name: {key: (before[name][key], size) for key, size in later.items()}
+        for name, later in after.items()
+        if later != before.get(name, later)
+    }

@@ -26,6 +26,14 @@ def verdict(result: GrowthResult) -> str:
     The difference on validation decides: it must exceed the price of the parameters. The difference
     on the test split stands beside it, because the choice was made by validation.
     """
+    if old_data := result.old_data:
+        words = {"before": "before", "after": "now", "stripped": "without the seeds"}
+        figures = ", ".join(f"{each.shown()} {words[name]}" for name, each in old_data.items())
+        return f"{_verdict(result)}\nold data: {figures}"
+    return _verdict(result)
+
+
+def _verdict(result: GrowthResult) -> str:
     twin = result.twin
     actions = any(record.actions for record in result.history)
     if twin is None:

@@ -1,21 +1,24 @@
-"""The policy ``widen``: makes narrow layers wider while they train, and keeps what does no harm.
+"""The policies ``widen`` and ``deepen``: larger layers, or more blocks, while a module trains.
 
-How much a layer is widened comes from a prior (``factor``), whether the wider network may stay from
-a counterfactual: one epoch is trained from the same state with and without the new channels, on the
-same minibatches with the same random numbers, and both are validated. What costs more than half of
-what that epoch gains is taken back, to the bit.
+How much a layer is widened comes from a prior (``factor``), and a stack of up to ``MOST_BLOCKS``
+blocks becomes twice as deep. Whether the larger network may stay comes from a counterfactual: one
+epoch is trained from the same state with and without, on the same minibatches with the same random
+numbers, and both are validated. What costs more than half of what that epoch gains is taken back,
+to the bit.
 """
 
 import copy
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
+from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import Widening, resize, widen
 from esper.leyline.errors import UsageError, first_line, suggestion
@@ -39,6 +42,8 @@ from esper.own_models.samples import (
 )
 from esper.own_models.training_loop import Training
 
+MOST_BLOCKS = 6
+"""Blocks up to which a stack becomes twice as deep."""
 BEGIN = 0.1
 """Share of the epochs after which layers are widened; a late widening gains less."""
 TRIALS = 2
@@ -65,21 +70,32 @@ PRIOR = ((6, 6.0), (12, 4.0), (48, 2.0))
 """Widths up to which layers become so many times as wide; wider ones stay."""
 
 
+Run = Callable[[], Any]
+Structure = TypeVar("Structure")
+
+
 class WidthSearch:
-    """Widens the layers of a module while ``Training`` trains it.
+    """Widens or deepens a module while ``Training`` trains it.
 
     Args:
         model: the module.
         options: see ``grow``; its ``slots`` are the modules whose layers may become wider.
         seed: determines the candidates.
+        deepens: whether blocks are copied, instead of layers made wider.
+
+    Attributes:
+        lines: what was decided in the last epoch.
+        copies: stack and place of each block behind which a copy stays, in order.
 
     Raises:
         UsageError: a slot is no module of ``model``.
     """
 
-    def __init__(self, model: nn.Module, options: GrowOptions, seed: int):
+    def __init__(self, model: nn.Module, options: GrowOptions, seed: int, deepens: bool = False):
         self.model, self.options, self.seed, self.epochs = model, options, seed, options.epochs
         self.lines: list[str] = []
+        self.copies: list[tuple[str, int]] = []
+        self.deepens = deepens
         self.number, self.trials, self.scale = 0, 0, 1.0
         # Trials take at most half of the time of training.
         self.next, self.most = round(BEGIN * self.epochs), min(TRIALS, self.epochs // 2)
@@ -91,7 +107,8 @@ class WidthSearch:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the search stands; the sizes of the layers are those of the module's state."""
-        return {name: getattr(self, name) for name in ("number", "trials", "next", "scale")}
+        names = ("number", "trials", "next", "scale", "copies")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(
         self, content: dict[str, Any], state: dict[str, Any], training: Training
@@ -99,6 +116,8 @@ class WidthSearch:
         """The inverse of ``state_dict``; gives the module the sizes that ``state`` has."""
         for name, value in content.items():
             setattr(self, name, value)
+        for container, index in self.copies:
+            deepen(self.model, container, index, optimizer=training.optimizer)
         resize(self.model, state, training.optimizer)
 
     def epoch(self, training: Training, validate: Evaluator, loaders: Iterable[object]) -> float:
@@ -120,15 +139,19 @@ class WidthSearch:
         loaders = tuple(loaders)
         before = _Snapshot(training, loaders)
         batches = _batches(training)
-        counts = self._counts(batches)
-        if not counts:
+        plan = self._repeats(batches) if self.deepens else self._counts(batches)
+        if not plan:
             self.trials = self.most
             return training.epoch()
         earlier, loss = validate(), training.epoch()
         without, values = validate(), sample_values(validate)
         ending = _Snapshot(training, loaders)
         before.restore()
-        proposals, changes = self._widen(counts, batches, training, number)
+        changes: Sequence[Widening | Deepening]
+        if isinstance(plan, dict):
+            changes = self._widen(plan, batches, training, number)
+        else:
+            changes = self._deepen(plan, batches, training)
         if not changes:
             ending.restore()
             return loss
@@ -142,15 +165,75 @@ class WidthSearch:
         elif bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
             best = 0.0
         stays = isfinite(wide.loss) and best >= -tolerance
-        self.lines += _report(proposals, without, wide, bounds, stays)
+        self.lines.append(_report(without, wide, bounds, stays))
         if stays:
             self.trials = self.most
             return wide_loss
         self.scale /= 2.0
-        for change in reversed(changes):
+        for change in changes[::-1]:
             change.undo()
+        self.copies = []
         ending.restore()
         return loss
+
+    def _repeats(self, batches: list[tuple[Any, Any]]) -> list[Repeat]:
+        """The blocks that are copied: all of a stack that has at most ``MOST_BLOCKS``."""
+        copyable, reasons = self._structure(batches, repeats)
+        depths = Counter(repeat.container for repeat in copyable)
+        reasons |= {
+            name: f"it has {depth} blocks" for name, depth in depths.items() if depth > MOST_BLOCKS
+        }
+        plan = [each for each in copyable if depths[each.container] <= MOST_BLOCKS]
+        total, most = parameter_count(self.model), self.options.max_parameters
+        for repeat in list(plan):
+            size = parameter_count(self.model.get_submodule(f"{repeat.container}.{repeat.index}"))
+            if most is not None and total + size > most:
+                plan.remove(repeat)
+            else:
+                total += size
+        if not plan:
+            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            self.lines.append(f"nothing is deepened ({text or 'no block is repeated'})")
+        return plan
+
+    def _deepen(
+        self, plan: list[Repeat], batches: list[tuple[Any, Any]], training: Training
+    ) -> list[Deepening]:
+        """Insert a copy behind each block of the plan; none if that would change the outputs."""
+        inputs = batches[0][0]
+        with evaluating(self.model):
+            before = _leaves(call(self.model, inputs))
+            changes = []
+            # From the end, so that the places before stay what they are.
+            for each in sorted(plan, key=lambda repeat: -repeat.index):
+                change = deepen(
+                    self.model, each.container, each.index, each.zeros, training.optimizer
+                )
+                changes.append(change)
+                self.copies.append((each.container, each.index))
+            after = _leaves(call(self.model, inputs))
+        if not _equal(before, after):
+            for change in reversed(changes):
+                change.undo()
+            self.copies = []
+            self.lines.append("nothing is deepened (its output would change)")
+            return []
+        for name, count in Counter(each.container for each in plan).items():
+            depth = len(self.model.get_submodule(name))  # type: ignore[arg-type]
+            self.lines.append(
+                f"{name}: {depth - count} -> {depth} blocks, the new ones add nothing yet"
+            )
+        return changes
+
+    def _structure(
+        self, batches: list[tuple[Any, Any]], search: Callable[[nn.Module, Run], Structure]
+    ) -> Structure:
+        """What a search finds in the module by its forward pass on a few samples."""
+        inputs = batches[0][0]
+        args, kwargs = as_arguments(first_samples(inputs, SAMPLES, sample_count(inputs)))
+        with evaluating(self.model), buffers_kept(self.model):
+            run = half_or_all(self.model, args, kwargs)
+            return search(self.model, lambda: run(False))
 
     def _widen(
         self,
@@ -158,7 +241,7 @@ class WidthSearch:
         batches: list[tuple[Any, Any]],
         training: Training,
         number: int,
-    ) -> tuple[list[Proposal], list[Widening]]:
+    ) -> list[Widening]:
         """Widen one group after the other: the new channels of one read those of the one before."""
 
         def backward(model: nn.Module, batch: Any) -> None:
@@ -167,24 +250,24 @@ class WidthSearch:
                 loss = training.objective.loss(call(model, inputs), target)
             loss.backward()
 
-        proposals, changes = [], []
+        changes: list[Widening] = []
         generator = torch.Generator().manual_seed(self.seed * 1009 + number)
         for group, count in counts.items():
             proposal = propose(self.model, group, count, batches, backward, generator)
             if reason := self._problem(proposal, batches[0][0]):
                 self.lines.append(f"{group.name} is not widened ({reason})")
                 continue
-            proposals.append(proposal)
             changes.append(widen(self.model, group, proposal.new, training.optimizer))
-        return proposals, changes
+            wide = group.channels + proposal.new.count
+            self.lines.append(
+                f"{group.name}: {group.channels} -> {wide} channels, which "
+                f"explain {100 * proposal.share:.0f} % of the gradient that the others leave"
+            )
+        return changes
 
     def _counts(self, batches: list[tuple[Any, Any]]) -> dict[ChannelGroup, int]:
         """How many channels each group gets by the prior, within the limit of parameters."""
-        inputs = batches[0][0]
-        args, kwargs = as_arguments(first_samples(inputs, SAMPLES, sample_count(inputs)))
-        with evaluating(self.model), buffers_kept(self.model):
-            run = half_or_all(self.model, args, kwargs)
-            groups, reasons = channel_groups(self.model, lambda: run(False))
+        groups, reasons = self._structure(batches, channel_groups)
         slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
         counts = {
             group: round(self.scale * group.channels * (factor(group.channels, price) - 1.0))
@@ -211,10 +294,7 @@ class WidthSearch:
                 after = _leaves(call(trial, inputs))
         except Exception as error:
             return f"its forward pass fails then: {first_line(error)}"
-        for x, y in zip(before, after, strict=True):
-            if not torch.allclose(x, y, rtol=EXACT, atol=EXACT * float(x.abs().max())):
-                return "its output would change"
-        return ""
+        return "" if _equal(before, after) else "its output would change"
 
 
 class _Snapshot:
@@ -258,19 +338,20 @@ def _leaves(output: Any) -> list[Tensor]:
     return [x.float() for x in tensors(output)]
 
 
+def _equal(before: list[Tensor], after: list[Tensor]) -> bool:
+    return all(
+        torch.allclose(x, y, rtol=EXACT, atol=EXACT * float(x.abs().max()))
+        for x, y in zip(before, after, strict=True)
+    )
+
+
 def _report(
-    proposals: list[Proposal],
     without: Validation,
     wide: Validation,
     bounds: tuple[float, float] | None,
     stays: bool,
-) -> list[str]:
-    """What was widened, why it stays or not, a line each."""
-    lines = [
-        f"{p.group.name}: {p.group.channels} -> {p.group.channels + p.new.count} channels, which "
-        f"explain {100 * p.share:.0f} % of the gradient that the others leave"
-        for p in proposals
-    ]
+) -> str:
+    """Why the larger network stays or not."""
     percent = without.unit == "accuracy"
     scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
     text = ""
@@ -279,5 +360,4 @@ def _report(
         text = f" [{low}, {high}]"
     difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{text} {unit}"
     answer = "stays" if stays else "is taken back"
-    lines.append(f"{difference} after an epoch with and without them: the wider network {answer}")
-    return lines
+    return f"{difference} after an epoch with and without them: the larger network {answer}"

@@ -2,7 +2,7 @@
 they hang."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +21,10 @@ STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
 _REBUILD = '''
 
 def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
-    """Give ``model``, built as before it grew, its widths and seeds, and load ``state``."""
+    """Give ``model``, built as before it grew, its blocks, widths and seeds, and load ``state``."""
+    for name, index in COPIES:
+        stack = model.get_submodule(name)
+        stack.insert(index + 1, copy.deepcopy(stack[index]))
     for point, (blueprint, channels, layout, form) in SEEDS.items():
         attach_seed(model.get_submodule(point), Seed(blueprint, channels, layout, form))
     if isinstance(state, str):
@@ -42,15 +45,18 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
 
 Widths = Mapping[str, Mapping[str, tuple[int, int]]]
 """See ``GrowthResult.widths``."""
+Copies = Sequence[tuple[str, int]]
+"""See ``GrowthResult.copies``."""
 
 
-def save_grown(model: nn.Module, folder: str | Path, widths: Widths) -> Path:
+def save_grown(model: nn.Module, folder: str | Path, widths: Widths, copies: Copies = ()) -> Path:
     """Write a grown module as ``STATE_FILE`` and ``CODE_FILE``, see ``GrowthResult.save``.
 
     Args:
         model: a grown module.
         folder: made if it does not exist.
         widths: the layers that became wider.
+        copies: the blocks that were copied.
 
     Returns:
         the folder.
@@ -60,7 +66,7 @@ def save_grown(model: nn.Module, folder: str | Path, widths: Widths) -> Path:
     """
     where = Path(folder)
     try:
-        write_grown(model, where, widths)
+        write_grown(model, where, widths, copies)
     except OSError as error:
         raise UsageError(
             f"save: cannot write into {where} ({error.strerror or error}); give another folder"
@@ -68,7 +74,7 @@ def save_grown(model: nn.Module, folder: str | Path, widths: Widths) -> Path:
     return where
 
 
-def write_grown(model: nn.Module, folder: Path, widths: Widths) -> None:
+def write_grown(model: nn.Module, folder: Path, widths: Widths, copies: Copies = ()) -> None:
     """As ``save_grown``.
 
     Raises:
@@ -76,19 +82,20 @@ def write_grown(model: nn.Module, folder: Path, widths: Widths) -> None:
     """
     state = io.BytesIO()
     torch.save(model.state_dict(), state)
-    code = rebuilding_code(model, widths).encode()
+    code = rebuilding_code(model, widths, copies).encode()
     folder.mkdir(parents=True, exist_ok=True)
     replace_synced(folder / STATE_FILE, state.getvalue())
     replace_synced(folder / CODE_FILE, code)
 
 
-def rebuilding_code(model: nn.Module, widths: Widths) -> str:
+def rebuilding_code(model: nn.Module, widths: Widths, copies: Copies = ()) -> str:
     """The source of a module with a function ``rebuild(model, state)``; it imports torch alone,
     besides what the files of plugin blueprints import.
 
     Args:
         model: a grown module.
         widths: the layers that became wider.
+        copies: the blocks that were copied.
 
     Raises:
         UsageError: the source of a blueprint is not in a file, or two of its names are equal.
@@ -103,7 +110,7 @@ def rebuilding_code(model: nn.Module, widths: Widths) -> str:
         sources.add_function(part)
     parts = [
         '"""Rebuilds a module that Esper grew; needs torch alone."""',
-        "\n".join(sorted(sources.imports)),
+        "\n".join(sorted({"import copy", *sources.imports})),
         *sources.definitions,
         "BUILDERS = {\n" + "".join(f"    {_entry(*item)},\n" for item in builders.items()) + "}",
         "SEEDS = {\n"
@@ -112,6 +119,7 @@ def rebuilding_code(model: nn.Module, widths: Widths) -> str:
             for point, s in seeds.items()
         )
         + "}",
+        f"COPIES = {[tuple(each) for each in copies]!r}",
         "WIDTHS = {\n"
         + "".join(
             f"    {name!r}: { ({key: after for key, (_, after) in sizes.items()})!r},\n"

@@ -161,7 +161,7 @@ def _grow_and_write(
 
 def _withdraw(folder: Path, new_folders: list[Path]) -> None:
     """Remove what was begun; somebody may have removed the folder before."""
-    for name in (SETTINGS, LOCK):
+    for name in (SETTINGS, LOCK, "events.jsonl", "events.lock"):
         with suppress(OSError):
             (folder / name).unlink()
     with suppress(OSError):
@@ -190,6 +190,7 @@ def _grown(
         seed=settings.seed,
         twin=settings.policy != "never",
         checkpoint=folder / PROGRESS,
+        run_directory=folder,
         **arguments,
     )
     return result, inputs

@@ -63,9 +63,9 @@ def write_files(
     selection.model.cpu()
     reference = outputs(selection.model, inputs)
     try:
-        write_grown(selection.model, folder, selection.widths)
+        write_grown(selection.model, folder, selection.widths, selection.copies)
         _draw(result, folder)
-        code = rebuilding_code(selection.model, selection.widths)
+        code = rebuilding_code(selection.model, selection.widths, selection.copies)
         name = f"{STATE_FILE} and {CODE_FILE}"
         differs = {name: _rebuild(folder, code, source, inputs, reference)}
         differs |= _write_programs(folder, selection, inputs, onnx, reference)

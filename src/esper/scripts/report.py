@@ -7,8 +7,9 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 from rich.console import Console
 
+from esper.karn.grown_runs import is_run_or_grown
 from esper.karn.report import write_report
-from esper.karn.runs import find_runs, is_run, shell_word
+from esper.karn.runs import find_runs, shell_word
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
@@ -46,7 +47,8 @@ def _runs(paths: tuple[Path, ...]) -> list[Path]:
     """The runs that are named, and those in directories that are named."""
     runs: list[Path] = []
     for path in paths:
-        inside = [] if is_run(path) or not path.is_dir() else find_runs(path)
+        is_one = is_run_or_grown(path) or not path.is_dir()
+        inside = [] if is_one else find_runs(path, is_run_or_grown)
         runs += inside or [path]
     return runs
 

@@ -15,8 +15,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.grown_runs import inspect_grown, is_grown
-from esper.karn.runs import RunInfo, find_runs, inspect, is_run, remove
+from esper.karn.grown_runs import inspect_either, is_run_or_grown
+from esper.karn.runs import RunInfo, find_runs, is_run, remove
 from esper.leyline.config import OutputConfig
 from esper.leyline.config.setting import NOT_NEGATIVE, setting
 from esper.leyline.errors import UsageError
@@ -80,9 +80,7 @@ def runs(arguments: list[str]) -> int:
     folders = [options.directory]
     if options.directory == DEFAULT_PLACE and GROWN_PLACE.is_dir():
         folders = [folder for folder in (DEFAULT_PLACE, GROWN_PLACE) if folder.exists()]
-    infos = [
-        info for folder in folders for info in _infos(folder, lambda p: is_run(p) or is_grown(p))
-    ]
+    infos = [info for folder in folders for info in _infos(folder, is_run_or_grown)]
     if options.json:
         print(json.dumps([_plain(info) for info in infos], indent=2))
     elif not infos:
@@ -139,7 +137,7 @@ def _infos(directory: Path, predicate: Callable[[Path], bool] = is_run) -> list[
     infos = []
     for run in track(find_runs(directory, predicate), "reading runs", "runs"):
         try:
-            infos.append(inspect(run) if is_run(run) else inspect_grown(run))
+            infos.append(inspect_either(run))
         except Exception as error:
             # Files of a run may hold anything, and may vanish while they are read.
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -15,6 +15,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.grown_runs import is_grown
 from esper.leyline.config.setting import setting
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
@@ -34,10 +35,11 @@ _PLAIN_SCREEN = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SanctumArguments:
-    """Watch a run on the terminal, live or finished, from this machine or copied from another."""
+    """Watch runs and grown networks on the terminal, live or finished, also copied ones."""
 
-    run: Path = setting(Path("runs"), positional=True)
-    """The run directory, or a directory of runs, of which the latest is shown."""
+    runs: tuple[Path, ...] = setting((), positional=True)
+    """A run directory, a directory of runs, of which the latest is shown (runs by default), or a
+    folder of `esper grow`; several (as runs/*) are shown side by side."""
     light: bool = False
     """Whether to use dark text on a light background; the key t switches."""
     owner: int | None = None
@@ -50,11 +52,16 @@ def sanctum(arguments: list[str]) -> int:
     require("tui", "sanctum")
     # Imported here: training, which may open Sanctum, needs no library that draws.
     from esper.karn.sanctum.app import Sanctum
+    from esper.karn.sanctum.side_by_side import SideBySide
 
-    run = find_run(options.run)
+    runs = [find_run(path) for path in options.runs or (Path("runs"),)]
     if not is_terminal():
         raise UsageError("sanctum: needs a terminal; esper report writes a page instead")
-    Sanctum(run, options.light, options.owner).run()
+    if len(runs) == 1 and not is_grown(runs[0]):
+        Sanctum(runs[0], options.light, options.owner).run()
+        return 0
+    while run := SideBySide(runs, options.light).run():
+        Sanctum(run, options.light, options.owner).run()
     return 0
 
 
@@ -64,15 +71,19 @@ def find_run(path: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    if (path / "events.jsonl").is_file() or (path / "config.json").is_file():
+    if (path / "events.jsonl").is_file() or _is_begun(path):
         return path
     try:
-        runs = [child for child in path.iterdir() if (child / "config.json").is_file()]
+        runs = [child for child in path.iterdir() if _is_begun(child)]
     except OSError:
         runs = []
     if not runs:
         raise UsageError(f"run: {path} is not a run directory and contains none; name one")
     return max(runs, key=lambda run: (run.stat().st_mtime, run.name))
+
+
+def _is_begun(path: Path) -> bool:
+    return (path / "config.json").is_file() or is_grown(path)
 
 
 def is_terminal() -> bool:

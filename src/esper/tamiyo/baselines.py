@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
+SEARCHES = ("widen", "deepen")
+"""Policies that change the layers of a user's own module; the others plant seeds."""
+
 
 class Actor(Protocol):
     """Chooses actions from observations, one step at a time."""

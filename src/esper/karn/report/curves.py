@@ -25,6 +25,7 @@ from esper.karn.report.drawing import (
     panels,
     picture,
     whole_rounds,
+    within,
 )
 from esper.karn.report.gather import RunData
 from esper.leyline.metrics import Metric, part_metric, parts_of
@@ -57,7 +58,10 @@ CURVES = (
     ("Return", "Sum of the rewards of an episode.", "sum of rewards", "episode_return"),
 )
 """Title, text, unit and figure of a curve over rounds."""
-INTERVAL = "Bands are 95 % intervals over groups of environments"
+INTERVAL = (
+    "Bands are 95 % intervals over groups of environments; of fewer than four groups, each has a "
+    "thin curve"
+)
 NO_ROUND = "No round is complete yet."
 
 
@@ -84,6 +88,7 @@ def _accuracy(runs: list[RunData]) -> Picture:
         band(axes, run, 100 * run.outcomes["accuracy"], color=colour, label=label)
         look: dict[str, Any] = {"color": twin_colour, "label": twin_label, "linestyle": ":"}
         band(axes, run, 100 * run.outcomes["twin_accuracy"], **look)
+    within(axes, 0.0, 100.0)
     text = (
         "Committed validation accuracy at the end of an episode, with only the fossilised seeds. "
         f"Dotted: the never-grow twin. {INTERVAL}."

@@ -209,6 +209,8 @@ def _add_legend(figure: Figure) -> None:
     )
 
 
+FEW_GROUPS = 4
+"""Groups of environments below which each has a thin curve, instead of an interval over them."""
 MAX_POINTS = 300
 """Maximum number of points per curve; longer curves are averaged over blocks of rounds."""
 
@@ -259,7 +261,9 @@ def whole_rounds(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
-def curve(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> Estimate:
+def curve(
+    axes: Axes, rounds: Floats, values: Floats, interval_drawn: bool = True, **look: Any
+) -> Estimate:
     """Draw the mean of values ``[R, N]`` over rounds; return the means and their intervals.
 
     ``look`` has properties of the line; its ``color`` is also that of the interval. A curve of
@@ -269,7 +273,7 @@ def curve(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> Estimate:
     estimate = interval(rows)
     axes.plot(x, estimate.mean, marker="." if len(x) < 40 else "", **look)
     whole_rounds(axes)
-    if np.isfinite(estimate.low).any():
+    if interval_drawn and np.isfinite(estimate.low).any():
         shade = axes.fill_between(x, estimate.low, estimate.high, color=look["color"], linewidth=0)
         shade.set_alpha(0.18)
     return estimate
@@ -278,12 +282,24 @@ def curve(axes: Axes, rounds: Floats, values: Floats, **look: Any) -> Estimate:
 def band(
     axes: Axes, run: RunData, values: Floats, where: NDArray[np.int_] | None = None, **look: Any
 ) -> None:
-    """Draw the mean of ``[R, N]`` over groups of environments with its interval.
+    """Draw the mean of ``[R, N]`` over groups of environments, with its interval or few groups.
 
     ``where`` has the indices of the rounds to draw; by default all.
     """
-    rounds = slice(None) if where is None else where
-    curve(axes, run.rounds[rounds], group_means(values[rounds], run.start.group_size), **look)
+    selection = slice(None) if where is None else where
+    rounds, groups = run.rounds[selection], group_means(values[selection], run.start.group_size)
+    # An interval over two or three groups is wider than all that they can reach.
+    is_small = groups.shape[1] < FEW_GROUPS
+    curve(axes, rounds, groups, interval_drawn=not is_small, **look)
+    for column in groups.T if is_small and groups.shape[1] > 1 else ():
+        x, points = blocks(rounds, column[:, None])
+        guide(axes.plot(x, points, color=look["color"], linewidth=0.7, alpha=0.5)[0])
+
+
+def within(axes: Axes, low: float, high: float) -> None:
+    """Limit the vertical axis to what its quantity can be."""
+    lower, upper = axes.get_ylim()
+    axes.set_ylim(max(lower, low), min(upper, high))
 
 
 def bands(axes: Axes, runs: list[RunData], outcome: str) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from esper.karn.grown_runs import is_grown
 from esper.karn.report import tables
 from esper.karn.report.curves import (
     anomaly_pictures,
@@ -16,6 +18,7 @@ from esper.karn.report.curves import (
 )
 from esper.karn.report.drawing import Picture, figure_style
 from esper.karn.report.gather import RunData
+from esper.karn.report.grown_networks import GrownNetwork, growth_curves
 from esper.karn.report.growth_figures import growth_pictures
 from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
@@ -55,7 +58,14 @@ def write_page(runs: Sequence[Path], target: Path) -> Path:
         raise UsageError("run: the same run is named twice; name each once")
     if target.is_dir() or not target.parent.is_dir():
         raise UsageError(f"output: {target} is not a file in an existing directory; name another")
-    text = render([RunData(run) for run in track(runs, "reading the runs", "runs")])
+    grown = [run for run in runs if is_grown(run)]
+    if grown and len(grown) < len(runs):
+        raise UsageError(
+            f"run: {grown[0]} is a grown network and others are runs of a policy; one report shows "
+            "one kind"
+        )
+    reading = track(runs, "reading the runs", "runs")
+    text = render_growth(list(reading)) if grown else render([RunData(run) for run in reading])
     draft = target.with_name(f".{target.name}.draft")
     try:
         # A path on a command line may contain bytes that are not valid text.
@@ -72,14 +82,13 @@ def render(runs: list[RunData]) -> str:
     with figure_style():
         ladders = [_ladders(run) for run in runs]
         sections = _sections(runs, ladders)
-    template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return page.from_string(template).render(
+    return _html(
         title=_title(runs),
         heads=[
             (
                 run.label,
                 tables.summary(run),
+                "Is it learning?",
                 tables.verdict(run),
                 tables.tiles(run),
                 tables.moment(run.info.started),
@@ -91,6 +100,33 @@ def render(runs: list[RunData]) -> str:
         ],
         sections=sections,
     )
+
+
+def render_growth(folders: list[Path]) -> str:
+    """Render the page about grown networks; return its HTML."""
+    networks = [GrownNetwork(folder) for folder in folders]
+    with figure_style():
+        pictures = growth_curves(networks)
+    names = [each.label for each in networks]
+    return _html(
+        title=f"Did it pay? {', '.join(names) if len(names) < 4 else f'{len(names)} networks'}",
+        heads=[
+            (each.label, each.summary(), "Did it pay?", each.verdict(), each.tiles(), each.moment())
+            for each in networks
+        ],
+        notes=[note for each in networks for note in each.notes()],
+        sections=[
+            Section("Did it pay", pictures),
+            Section("What grew", [], [table for each in networks for table in each.tables()]),
+        ],
+    )
+
+
+def _html(**content: Any) -> str:
+    """The page's template with its content."""
+    template = files("esper.karn.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return page.from_string(template).render(**content)
 
 
 def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:

@@ -69,7 +69,7 @@ class Overview(View):
         self.verdict = Static(id="overview-verdict")
         self.table = RowsTable("environments", "no environment matches")
         self.gain = Plot("points above the twin in each round", id="overview-gain")
-        self.side = Vertical(id="overview-side", classes="wide-only")
+        self.side = Vertical(id="overview-side")
         self.plot = Plot("validation accuracy of each round", id="overview-accuracy")
         self.feed = Lines(id="overview-feed")
         self.search = Input(placeholder="words: growing, conv_heavy, a number", id="search")
@@ -93,8 +93,7 @@ class Overview(View):
         self._show_verdict(moment, means, palette)
         self._show_table(moment, palette)
         self._show_curves(means, palette)
-        if self.side.display:
-            self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
+        self.feed.show(feed(moment, max(1, self.feed.size.height), palette))
 
     def _arrangement(self, total: int, palette: Palette) -> Text:
         direction = "▼" if SORTS[self.sort][1] != self.backwards else "▲"
@@ -154,7 +153,7 @@ class Overview(View):
         if _has_test(means):
             curves.append(PlotCurve("gain (test)", [score.gain for score in means], palette.grown))
         self.gain.show(rounds, curves)
-        if self.side.display:
+        if self.plot.display:
             twin = PlotCurve("twin", [score.twin for score in means], palette.twin, "·")
             grown = PlotCurve("grown", [score.accuracy for score in means], palette.grown)
             self.plot.show(rounds, [twin, grown])

@@ -446,6 +446,72 @@ class TrainingFinished(RoundEvent, tag="TRAINING_FINISHED"):
     """The exception, if one ended the process."""
 
 
+class GrowthStarted(Event, tag="GROWTH_STARTED"):
+    """``esper.grow`` began to train a module of the user's own, or goes on after it was stopped."""
+
+    schema: int
+    """Version of the event schema."""
+    model: str
+    """Class of the module."""
+    policy: str
+    """What decides about growth: widen, rule, the name of a trained policy or a class."""
+    epochs: int
+    """Epochs of training."""
+    tries: int
+    """Times that the module is trained."""
+    price: float
+    """Validation score that growth by a factor of e must gain to pay."""
+    parameters: int
+    """Parameters of the module before it grows."""
+
+
+class GrowthEpochCompleted(Event, tag="GROWTH_EPOCH_COMPLETED"):
+    """An epoch of ``esper.grow``. Of one that was repeated after a kill, the last event counts."""
+
+    variant: str
+    """grown, or twin for the copy that never grows."""
+    attempt: int
+    """Number of the try, from 1."""
+    epoch: int
+    """Number of the epoch, from 1."""
+    unit: str
+    """What the figure is: accuracy, R², loss, metric or score."""
+    figure: Number
+    """Validation in the user's own unit; an accuracy is a share."""
+    loss: Number
+    """Validation loss."""
+    train_loss: Number | None
+    """Mean training loss; null if it is not known."""
+    parameters: int
+    """Parameters of the module and of all its seeds."""
+    stages: dict[str, str]
+    """Stage of each slot, by the name of the module behind which its seed is; empty for widen."""
+    actions: list[str]
+    """What was decided after the epoch, with the evidence, one line each."""
+
+
+class GrowthFinished(Event, tag="GROWTH_FINISHED"):
+    """``esper.grow`` ended. All lists have one value for the grown module, and a second one for the
+    twin if there was one."""
+
+    unit: str
+    """See ``GROWTH_EPOCH_COMPLETED``."""
+    validation: list[Number]
+    """Validation in that unit."""
+    parameters: list[int]
+    """Parameters."""
+    seconds: list[float]
+    """Wall time of the training."""
+    paid: bool | None
+    """Whether growth gained more than its price on validation; null without a twin."""
+    verdict: str
+    """The sentence that says so, with the interval, as printed."""
+    grew: dict[str, str]
+    """By the name of each module that grew its sizes before and after, or its seed's blueprint."""
+    test: list[Number] = msgspec.field(default_factory=list)
+    """The same as ``validation`` on the test split; empty without one."""
+
+
 _LEVELS = ("off", "minimal", "normal", "debug")
 _LEAST: dict[type[Event], str] = {
     TrainingStarted: "minimal",
@@ -470,6 +536,9 @@ _LEAST: dict[type[Event], str] = {
     TelemetryDropped: "minimal",
     CheckpointSaved: "minimal",
     TrainingFinished: "minimal",
+    GrowthStarted: "minimal",
+    GrowthEpochCompleted: "minimal",
+    GrowthFinished: "minimal",
 }
 """The lowest telemetry level that writes each kind of event, in the order of docs/events.md."""
 

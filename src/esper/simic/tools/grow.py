@@ -35,7 +35,7 @@ from esper.simic.run.checkpoint import Checkpoint, load_latest, restore_agent
 from esper.simic.run.run_directory import recorded_episodes, stored_config
 from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.training.setup import build_agent, control
-from esper.tamiyo.baselines import Actor
+from esper.tamiyo.baselines import SEARCHES, Actor
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy_box import cards, learned_path
 from esper.tolaria.backends.choice import torch_backend
@@ -121,13 +121,13 @@ class GrowingPolicy:
             UsageError: there is no such run, it trained a Gymnasium task, it has no intact
                 checkpoint, or a plugin is not permitted.
         """
-        if name == "widen":
-            raise UsageError("policy: 'widen' grows a model of your own; name another policy")
+        if name in SEARCHES:
+            raise UsageError(f"policy: {name!r} grows a model of your own; name another policy")
         if name in CONTROLS:
             return cls(name, TrainConfig(), None)
         run = learned_path(name) or Path(name)
         if not is_run_directory(str(run)):
-            names = (*CONTROLS, *(card for card in cards() if card not in (*CONTROLS, "widen")))
+            names = (*CONTROLS, *(card for card in cards() if card not in (*CONTROLS, *SEARCHES)))
             advice = "`esper policies` and `esper runs` list what there is"
             raise UsageError(
                 f"policy: {name!r} is neither one of {', '.join(names)} nor a run directory; "

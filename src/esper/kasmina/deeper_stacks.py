@@ -1,0 +1,217 @@
+"""Deepening of a stack of blocks, in place: a block gets a copy that adds nothing at first.
+
+The copy is an ordinary block of the same class whose last layers are zero, so that it passes on
+what it is given, as residual blocks and pre-norm transformers do (Net2DeeperNet, Chen and others,
+"Net2Net", 2016; G_stack, Du and others, "Stacking Your Transformers", 2024).
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+MOST_LAYERS = 3
+"""Most layers of a block that are made zero together."""
+EXACT = 1e-6
+"""Largest difference from its input, relative to its size, that a new block may make."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A block that can be copied.
+
+    Attributes:
+        container: name of the ``nn.Sequential`` or ``nn.ModuleList``.
+        index: its place there.
+        zeros: names of the layers in it that are zero in the copy.
+    """
+
+    container: str
+    index: int
+    zeros: tuple[str, ...]
+
+
+@dataclass
+class Deepening:
+    """A copy that was inserted, and can be taken out.
+
+    Attributes:
+        container: where it is.
+        index: its place there.
+        optimizer: the optimizer that was told; None without.
+    """
+
+    container: Any
+    index: int
+    optimizer: Optimizer | None = None
+    _parameters: list[nn.Parameter] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """Take it out again, of the optimizer as well."""
+        del self.container[self.index]
+        new = {id(p) for p in self._parameters}
+        for group in self.optimizer.param_groups if self.optimizer else ():
+            group["params"] = [p for p in group["params"] if id(p) not in new]
+        for p in self._parameters if self.optimizer else ():
+            assert self.optimizer is not None
+            self.optimizer.state.pop(p, None)
+
+
+def repeats(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Repeat], dict[str, str]]:
+    """The blocks of a module that can be copied, and by the name of a stack why one cannot.
+
+    Args:
+        model: the module, in evaluation mode.
+        run: computes its forward pass on a few samples, without gradients.
+    """
+    calls: dict[str, list[Any]] = {}
+    blocks = dict(_blocks(model))
+    hooks = []
+    for name, block in blocks.items():
+
+        def note(_: nn.Module, *call: Any, name: str = name) -> None:
+            calls.setdefault(name, []).append(call)
+
+        hooks.append(block.register_forward_hook(note, with_kwargs=True))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    copyable, reasons = [], {}
+    for name, block in blocks.items():
+        container, _, index = name.rpartition(".")
+        zeros = _zeros(block, calls.get(name, []))
+        if isinstance(zeros, str):
+            reasons[container] = zeros
+        else:
+            copyable.append(Repeat(container, int(index), zeros))
+    return copyable, reasons
+
+
+def deepen(
+    model: nn.Module, container: str, index: int, zeros: tuple[str, ...] = (),
+    optimizer: Optimizer | None = None,
+) -> Deepening:  # fmt: skip
+    """Insert a copy of a block behind it.
+
+    Args:
+        model: the module.
+        container: name of the stack.
+        index: place of the block.
+        zeros: see ``Repeat``.
+        optimizer: trains the module; each new parameter joins the group of the one it copies.
+    """
+    stack: Any = model.get_submodule(container)
+    new = copy.deepcopy(stack[index])
+    for name in zeros:
+        for parameter in new.get_submodule(name).parameters(recurse=False):
+            nn.init.zeros_(parameter)
+    pairs = dict(zip(map(id, stack[index].parameters()), new.parameters(), strict=True))
+    stack.insert(index + 1, new)
+    for group in optimizer.param_groups if optimizer else ():
+        group["params"] += [pairs[id(p)] for p in group["params"] if id(p) in pairs]
+    return Deepening(stack, index + 1, optimizer, list(new.parameters()))
+
+
+def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Blocks that stand beside one alike in a stack, by name."""
+    for name, stack in model.named_modules():
+        if type(stack) not in (nn.Sequential, nn.ModuleList) or not name:
+            continue
+        children = list(stack.named_children())
+        if [key for key, _ in children] != [str(i) for i in range(len(children))]:
+            continue
+        for i, (key, block) in enumerate(children):
+            neighbours = [x for _, x in children[max(0, i - 1) : i + 2] if x is not block]
+            if any(block.children()) and any(_alike(block, neighbour) for neighbour in neighbours):
+                yield f"{name}.{key}", block
+
+
+def _alike(block: nn.Module, neighbour: nn.Module) -> bool:
+    shapes = [{n: x.shape for n, x in each.state_dict().items()} for each in (block, neighbour)]
+    return type(block) is type(neighbour) and shapes[0] == shapes[1] != {}
+
+
+def _zeros(block: nn.Module, calls: list[Any]) -> tuple[str, ...] | str:
+    """The layers that must be zero for a block to pass on its input; else why there are none."""
+    if len(calls) != 1:
+        return f"its blocks are called {len(calls)} times"
+    args, kwargs, output = calls[0]
+    x = args[0] if args else None
+    if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+        return "what its blocks return is not like what they are given"
+    trial = copy.deepcopy(block)
+    layers = [
+        name
+        for name, layer in trial.named_modules()
+        if "weight" in dict(layer.named_parameters(recurse=False))
+    ]
+    # The last layers first: what comes before them then still gets a gradient.
+    for count in range(1, MOST_LAYERS + 1):
+        for zeros in combinations(reversed(layers), count):
+            with _Silence(trial, zeros), torch.no_grad():
+                difference = trial(*args, **kwargs) - x
+            if float(difference.abs().max()) <= EXACT * float(x.abs().max()):
+                return zeros
+    return "its blocks do not pass on what they are given, whatever of their layers is zero"
+
+
+def match_depth(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give stacks as many blocks as a state has for them; their entries are not those of it yet.
+
+    Args:
+        model: a module built as before it grew, or the grown one.
+        state: ``state_dict()`` of the grown one, or of the other.
+    """
+    for name, stack in list(model.named_modules()):
+        if type(stack) not in (nn.Sequential, nn.ModuleList) or not name:
+            continue
+        runs, state_runs = _runs(stack.state_dict()), _runs(state, f"{name}.")
+        if [names for names, *_ in runs] != [names for names, *_ in state_runs]:
+            continue
+        # From the end, so that the places before stay what they are.
+        for (_, begin, count), (*_, depth) in reversed(list(zip(runs, state_runs, strict=True))):
+            for _ in range(depth - count):
+                stack.insert(begin + count, copy.deepcopy(stack[begin + count - 1]))
+            for _ in range(count - depth):
+                del stack[begin + depth]
+
+
+def _runs(state: Mapping[str, Any], prefix: str = "") -> list[tuple[frozenset[str], int, int]]:
+    """Runs of children with the same names in a state: these names, the first place, how many."""
+    children: dict[int, set[str]] = {}
+    for name in state:
+        index, _, key = name.removeprefix(prefix).partition(".")
+        if name.startswith(prefix) and index.isdigit():
+            children.setdefault(int(index), set()).add(key)
+    runs: list[tuple[frozenset[str], int, int]] = []
+    for position, names in sorted(children.items()):
+        like, begin, count = runs[-1] if runs else (frozenset(), 0, 0)
+        if like == names and position == begin + count:
+            runs[-1] = like, begin, count + 1
+        else:
+            runs.append((frozenset(names), position, 1))
+    return runs
+
+
+class _Silence:
+    """Within the block, some layers of a module are zero."""
+
+    def __init__(self, module: nn.Module, names: tuple[str, ...]):
+        layers = [module.get_submodule(name) for name in names]
+        self._parameters = [p for layer in layers for p in layer.parameters(recurse=False)]
+
+    def __enter__(self) -> None:
+        self._before = [p.detach().clone() for p in self._parameters]
+        for p in self._parameters:
+            p.data.zero_()
+
+    def __exit__(self, *exception: object) -> None:
+        for p, before in zip(self._parameters, self._before, strict=True):
+            p.data.copy_(before)

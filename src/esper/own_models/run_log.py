@@ -1,0 +1,134 @@
+"""The run directory of ``esper.grow``: its events, for report, Sanctum, queries and trackers."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+
+from torch import nn
+
+from esper.leyline.disk import lock_file
+from esper.leyline.errors import UsageError
+from esper.leyline.events import (
+    SCHEMA_VERSION,
+    GrowthEpochCompleted,
+    GrowthFinished,
+    GrowthStarted,
+    number,
+    numbers,
+)
+from esper.nissa.hub import Hub
+from esper.nissa.sinks import JsonLines, Sink
+from esper.nissa.trackers import TensorBoard, WandB, require_library
+from esper.own_models.grafted_model import parameter_count
+from esper.own_models.growth_result import EpochRecord, GrowthResult
+from esper.own_models.options import GrowOptions
+
+EVENTS_LOCK = "events.lock"
+
+
+@contextmanager
+def run_log(folder: Path, model: nn.Module, options: GrowOptions) -> Iterator["RunLog"]:
+    """The open log of a run directory, which is made; no other process can open it.
+
+    Raises:
+        UsageError: the directory cannot be written, another process writes to it, or the library
+            of a tracker is missing.
+    """
+    for name in ("tensorboard", "wandb"):
+        if getattr(options, name):
+            require_library(name, "normal")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = lock_file(folder / EVENTS_LOCK)
+    except BlockingIOError as error:
+        raise UsageError(
+            f"run_directory: another process grows in {folder}; give another folder"
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"run_directory: cannot use {folder} ({error.strerror}); give another folder"
+        ) from error
+    with lock:
+        log = RunLog(folder, model, options)
+        try:
+            yield log
+        finally:
+            log.hub.close()
+
+
+class RunLog:
+    """Writes what happens while a module grows.
+
+    Args:
+        folder: the run directory.
+        model: the module before it grows.
+        options: see ``grow``.
+    """
+
+    def __init__(self, folder: Path, model: nn.Module, options: GrowOptions):
+        sinks: list[Sink] = [JsonLines(folder)]
+        if options.tensorboard:
+            sinks.append(TensorBoard(folder / "tensorboard"))
+        if options.wandb:
+            sinks.append(WandB(folder))
+        self.hub = Hub(sinks, "normal")
+        policy = options.policy
+        self.hub.emit(
+            GrowthStarted(
+                time=time.time(),
+                schema=SCHEMA_VERSION,
+                model=type(model).__name__,
+                policy=policy if isinstance(policy, str) else type(policy).__name__,
+                epochs=options.epochs,
+                tries=options.tries,
+                price=options.price,
+                parameters=parameter_count(model),
+            )
+        )
+
+    def epoch(self, variant: str, attempt: int, record: EpochRecord) -> None:
+        """Write an epoch of a variant; it is on the disk soon after, for those who watch."""
+        event = GrowthEpochCompleted(
+            time=time.time(),
+            variant=variant,
+            attempt=attempt,
+            epoch=record.epoch,
+            unit=record.unit,
+            figure=number(record.validation.figure),
+            loss=number(record.loss),
+            train_loss=None if record.train_loss is None else number(record.train_loss),
+            parameters=record.parameters,
+            stages={slot: stage.name for slot, stage in record.stages.items()},
+            actions=record.actions,
+        )
+        self.hub.emit(event)
+
+    def finish(self, result: GrowthResult) -> None:
+        """Write the result beside its twin."""
+        each = [result, *([result.twin] if result.twin else [])]
+        sizes = {
+            f"{name}.{attribute}": f"{before} -> {after}"
+            for name, changes in result.widths.items()
+            for attribute, (before, after) in changes.items()
+            if before != after
+        }
+        for name, _ in result.copies:
+            depth = len(result.model.get_submodule(name))  # type: ignore[arg-type]
+            count = sum(each == name for each, _ in result.copies)
+            sizes[name] = f"{depth - count} -> {depth} blocks"
+        has_verdict = result.twin is not None and isfinite(result.twin.worth)
+        self.hub.emit(
+            GrowthFinished(
+                time=time.time(),
+                unit=result.validation.unit,
+                validation=numbers([one.validation.figure for one in each]),
+                test=[number(one.test.figure) for one in each if one.test is not None],
+                parameters=[one.parameters for one in each],
+                seconds=[one.seconds for one in each],
+                paid=result.paid if has_verdict else None,
+                verdict=result.verdict(),
+                grew=sizes | result.seeds,
+            )
+        )

@@ -1,0 +1,130 @@
+"""Deepening of stacks of blocks: the function is kept, and what trains them goes on."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.deeper_stacks import deepen, match_depth, repeats
+from esper.kasmina.nested import tensors
+from own_modules import Gpt, ResidualNet, images, tokens
+from wide_modules import transformer
+
+HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, int]]] = {
+    "residual": (ResidualNet, lambda: images(8)[0], {"layer1": 2}),
+    "language": (Gpt, lambda: tokens(8)[:, :-1], {"blocks": 3}),
+}
+"""By name: the module, inputs, and how many blocks each of its stacks has."""
+
+
+def outputs(model: nn.Module, x: Tensor) -> list[Tensor]:
+    model.eval()
+    with torch.no_grad():
+        return [y.clone() for y in tensors(model(x))]
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor, dict[str, int]]:
+    torch.manual_seed(0)
+    make, inputs, depths = HOSTS[request.param]
+    model, x = make(), inputs()
+    # Statistics of a trained network, so that a norm is not the identity.
+    model.train()
+    model(x)
+    return model, x, depths
+
+
+def test_copies_keep_the_function_learn_and_are_taken_out_to_the_bit(
+    host: tuple[nn.Module, Tensor, dict[str, int]],
+) -> None:
+    model, x, depths = host
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    sum(y.square().mean() for y in tensors(model(x))).backward()
+    optimizer.step()
+    before, state = outputs(model, x), copy.deepcopy(model.state_dict())
+    group_sizes = [len(group["params"]) for group in optimizer.param_groups]
+    with torch.no_grad():
+        copyable, reasons = repeats(model.eval(), lambda: model(x))
+    assert not reasons
+    assert {name: sum(r.container == name for r in copyable) for name in depths} == depths
+    changes = [
+        deepen(model, each.container, each.index, each.zeros, optimizer)
+        for each in reversed(copyable)
+    ]
+    for name, depth in depths.items():
+        assert len(model.get_submodule(name)) == 2 * depth  # type: ignore[arg-type]
+    for y, z in zip(before, outputs(model, x), strict=True):
+        assert torch.allclose(y, z, rtol=1e-6, atol=1e-6 * float(y.abs().max()))
+    parameters = {id(p) for p in model.parameters()}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == parameters
+    new = next(change.container[change.index] for change in changes)
+    weights = [p.detach().clone() for p in new.parameters()]
+    for _ in range(2):
+        optimizer.zero_grad()
+        sum(y.square().mean() for y in tensors(model.train()(x))).backward()
+        optimizer.step()
+    assert all(not torch.equal(p, w) for p, w in zip(new.parameters(), weights, strict=True))
+    for change in reversed(changes):
+        change.undo()
+    assert [len(group["params"]) for group in optimizer.param_groups] == group_sizes
+    assert {id(p) for p in optimizer.state} <= {id(p) for p in model.parameters()}
+    model.load_state_dict(state)
+    assert all(torch.equal(y, z) for y, z in zip(before, outputs(model, x), strict=True))
+
+
+def test_a_module_gets_the_depth_of_a_state_and_back(
+    host: tuple[nn.Module, Tensor, dict[str, int]],
+) -> None:
+    model, x, _ = host
+    shallow, initial = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        copyable, _ = repeats(model.eval(), lambda: model(x))
+    for each in reversed(copyable):
+        deepen(model, each.container, each.index, each.zeros)
+    match_depth(shallow, model.state_dict())
+    shallow.load_state_dict(model.state_dict())
+    for y, z in zip(outputs(model, x), outputs(shallow, x), strict=True):
+        assert torch.equal(y, z)
+    match_depth(model, initial)
+    model.load_state_dict(initial)
+
+
+def post_norm() -> nn.Module:
+    """As it is after training: its layer norms change what they are given."""
+    model = transformer()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+class Weighted(nn.Module):
+    """Blocks that scale what they are given, so that none passes it on."""
+
+    def __init__(self, twice: bool):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        self.twice = twice
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in [*self.blocks] * (2 if self.twice else 1):
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "reason"),
+    [
+        (Weighted(False), torch.randn(3, 4), "do not pass on"),
+        (Weighted(True), torch.randn(3, 4), "are called 2 times"),
+        (post_norm(), torch.randn(3, 4, 5), "do not pass on"),
+    ],
+    ids=["no residual", "called twice", "post-norm"],
+)
+def test_blocks_that_cannot_be_copied_are_named(model: nn.Module, x: Tensor, reason: str) -> None:
+    with torch.no_grad():
+        copyable, reasons = repeats(model.eval(), lambda: model(x))
+    assert not copyable
+    assert [reason in text for text in reasons.values()] == [True]
