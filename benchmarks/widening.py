@@ -3,7 +3,9 @@
     python benchmarks/widening.py [--parts fresh trained deep prior moment] [--write]
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
-for each arm alike, on other seeds, by validation. Figures are test accuracy or R² in percent.
+for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
+on validation where it is better than the last by more than noise. Figures are test accuracy or R²
+in percent.
 """
 
 import math
@@ -26,7 +28,7 @@ from esper.own_models import width_search
 
 EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
 RATES = (0.003, 0.01, 0.03)
-TUNING, SEEDS = (100, 101), range(10)
+TUNING, SEEDS = range(100, 105), range(10)
 SWEEP = (1, 2, 4, 6)
 EXTRA = (3, 6, 12, 24)
 CONTEXT = 32
@@ -164,7 +166,7 @@ class Host:
         torch.manual_seed(seed)
         result = esper.grow(
             model, loaders[0], loaders[1], test_loader=loaders[2], policy=policy, epochs=epochs,
-            loss=self.loss, seed=seed, progress=False,
+            loss=self.loss, seed=seed, progress=False, best_epoch=True,
             optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate),
             scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
         )  # fmt: skip

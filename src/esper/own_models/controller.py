@@ -180,6 +180,12 @@ class Growth:
             self.finish()
         return record
 
+    def note_end(self, line: str) -> None:
+        """Say what happened after the last epoch, and note it there."""
+        self._say(f"    {line}")
+        if self.history:
+            self.history[-1].actions.append(line)
+
     def finish(self) -> nn.Module:
         """Decide about the seeds that are not fossilised yet, and end growth.
 
@@ -191,9 +197,7 @@ class Growth:
         """
         if self._lifecycle is not None and not self.finished:
             for line in self._lifecycle.end():
-                self._say(f"    {line}")
-                if self.history:
-                    self.history[-1].actions.append(line)
+                self.note_end(line)
         self._stop_waiting()
         self.finished = True
         return self.model

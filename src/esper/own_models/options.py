@@ -92,6 +92,10 @@ class GrowOptions(GrowthOptions):
     tries: int = setting(1, within=up_to(1000), flag=int)
     """Times to train from the same initial weights; the best on validation after the price is kept,
     of the twin as well."""
+    best_epoch: bool | None = setting(None, flag=bool | None, in_recipe=True)
+    """Whether the epoch that is best on validation after the price is handed back, of the twin as
+    well, where it is better than the last one by more than the noise of the samples. By default
+    with every policy but never, which is the plain loop."""
     twin: bool = False
     """Whether to train a copy as well that never grows, with the same initial weights, minibatches
     and tries: ``result.twin``, see ``GrowthResult.comparison``."""

@@ -22,7 +22,9 @@ from esper.kasmina.wider_layers import layer_sizes, resize
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
+from esper.own_models.best_epoch import BestEpoch
 from esper.own_models.controller import Growth
+from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import (
     SEED_GROUP,
     copied_state,
@@ -236,6 +238,30 @@ class Recipe:
         return {"objective": self.objective, "device": self.device, **options}
 
 
+@dataclass
+class _Parts:
+    """What an attempt consists of; ``seconds`` have passed in it."""
+
+    growth: Growth
+    search: "WidthSearch | None"
+    best: BestEpoch | None
+    training: Training
+    validate: Evaluator
+    observe: Callable[[EpochRecord], None] | None
+    seconds: float
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later process needs to go on."""
+        return {
+            "growth": self.growth.state_dict(),
+            "search": None if self.search is None else self.search.state_dict(),
+            "best": None if self.best is None else self.best.state_dict(),
+            "model": self.training.model.state_dict(),
+            "training": self.training.state_dict(),
+            "seconds": self.seconds,
+        }
+
+
 class Attempts:
     """Trains variants of a module, each ``tries`` times, with a checkpoint for a later process.
 
@@ -354,17 +380,56 @@ class Attempts:
         )
         training = recipe.training(model, growth)
         before = state["seconds"] if state else 0.0
-        retain = recipe.retain(model)
+        best = None
+        if options.policy != "never" if options.best_epoch is None else options.best_epoch:
+            best = BestEpoch(model, options.price)
         if state is None:
             growth.begin()
         else:
             growth.load_state_dict(state["growth"])
             if search is not None:
                 search.load_state_dict(state["search"], state["model"], training)
+            if best is not None:
+                best.load_state_dict(state["best"])
             model.load_state_dict(state["model"])
             training.load_state_dict(state["training"])
             set_random_state(self._checkpoint["random"], recipe.loaders)
-        begun, first = monotonic(), len(growth.history)
+        parts = _Parts(growth, search, best, training, validate, observe, before)
+        self._train(parts)
+        growth.finish()
+        validation, copies = validate(), search.copies if search else []
+        if best and best.worth > best.net_worth(validation, parameter_count(model)):
+            last, values = validation, sample_values(validate)
+            copies = best.exchange(model, copies)
+            bounds = interval(sample_values(validate), values)
+            if bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
+                copies = best.exchange(model, copies)
+            else:
+                validation = validate()
+                growth.note_end(
+                    f"epoch {best.epoch} is handed back, the best after the price: "
+                    f"{validation.shown()} on validation instead of {last.shown()}"
+                )
+        return GrowthResult(
+            model,
+            growth.history,
+            validation,
+            None,
+            parameter_count(model),
+            host,
+            parts.seconds,
+            options.price,
+            widths=_changes(sizes, layer_sizes(model)),
+            old_data=self._retention(model),
+            copies=copies,
+        )
+
+    def _train(self, parts: "_Parts") -> None:
+        """Train the epochs that are left, with a checkpoint after each."""
+        recipe, options, growth = self.recipe, self.recipe.options, parts.growth
+        search, training, validate = parts.search, parts.training, parts.validate
+        retain, first = recipe.retain(training.model), len(growth.history)
+        begun = monotonic() - parts.seconds
         with phase("training", options.epochs - first, "epochs") as current:
             for epoch in range(first, options.epochs):
                 current.done = float(epoch - first)
@@ -382,27 +447,16 @@ class Attempts:
                 training.end_epoch(validation)
                 old_data = retain() if retain else None
                 record = growth.step(validation, train_loss=loss, old_data=old_data)
-                callbacks = (*options.callbacks, *([observe] if observe else []))
+                parts.seconds = monotonic() - begun
+                if parts.best is not None:
+                    parts.best.offer(record, training.model, search.copies if search else [])
+                callbacks = (*options.callbacks, *([parts.observe] if parts.observe else []))
                 if any([callback(record) is True for callback in callbacks]):
                     break
                 if self.path is not None and record.epoch < options.epochs:
-                    seconds = before + monotonic() - begun
-                    self._checkpoint["now"] = _state(growth, search, model, training, seconds)
+                    self._checkpoint["now"] = parts.state_dict()
                     self._write(validate)
-        growth.finish()
-        return GrowthResult(
-            model,
-            growth.history,
-            validate(),
-            None,
-            parameter_count(model),
-            host,
-            before + monotonic() - begun,
-            options.price,
-            widths=_changes(sizes, layer_sizes(model)),
-            old_data=self._retention(model),
-            copies=search.copies if search else [],
-        )
+        parts.seconds = monotonic() - begun
 
     def _retention(self, model: nn.Module) -> dict[str, Validation]:
         """See ``GrowthResult.old_data``."""
@@ -418,23 +472,6 @@ class Attempts:
         if self.path is not None:
             self._checkpoint["random"] = random_state(self.recipe.loaders)
             saving.write(self.path, self._checkpoint)
-
-
-def _state(
-    growth: Growth,
-    search: "WidthSearch | None",
-    model: nn.Module,
-    training: Training,
-    seconds: float,
-) -> dict[str, Any]:
-    """What an attempt needs to go on after an epoch."""
-    return {
-        "growth": growth.state_dict(),
-        "search": None if search is None else search.state_dict(),
-        "model": model.state_dict(),
-        "training": training.state_dict(),
-        "seconds": seconds,
-    }
 
 
 def _changes(
