@@ -32,7 +32,7 @@ def numbers(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
     torch.manual_seed(0)
-    arguments = {"epochs": 12, "progress": False, "optimizer": adam} | more
+    arguments = {"epochs": 12, "progress": False, "optimizer": adam, "best_epoch": False} | more
     batches = loader(*numbers(256, 0)), loader(*numbers(128, 1))
     return esper.grow(multilayer() if model is None else model, *batches, **arguments)
 
@@ -291,8 +291,9 @@ def test_convolutions_with_batch_norm_are_widened() -> None:
     x = torch.randn(128, 1, 40)
     y = (x[:, 0, :20].mean(1) > x[:, 0, 20:].mean(1)).long()
     result = esper.grow(
-        sequences(), loader(x, y), loader(x, y), epochs=8, progress=False, optimizer=adam
-    )
+        sequences(), loader(x, y), loader(x, y), epochs=8, progress=False, optimizer=adam,
+        best_epoch=False,
+    )  # fmt: skip
     assert result.model[0].out_channels > 3
     assert result.model[1].num_features == result.model[0].out_channels
     assert result.history[-1].validation.score == pytest.approx(result.validation.score)
