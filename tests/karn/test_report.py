@@ -58,6 +58,9 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(tmp_path, 
     gradients = page.plots["Gradient norm of each head"]
     assert ("missing" in gradients.words) == (kind == "anomalous")
     assert len(gradients.axes) == 9
+    # A bar for each stage of each life, not only the axes.
+    stages = {f"var(--stage-{name})" for name in ("germinated", "training")}
+    assert all(stage in page.text for stage in stages)
 
 
 def test_runs_side_by_side_share_axes_and_list_differing_settings(tmp_path: Path) -> None:

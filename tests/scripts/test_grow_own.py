@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,20 @@ def test_growth_that_did_not_pay_hands_back_the_twin(
     state = torch.load(out / "state_dict.pt")
     assert not any(".seed." in name for name in state)
     assert state.keys() == ResidualNet().state_dict().keys()
+
+
+def test_a_file_may_import_its_neighbours(mine: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "only_a_neighbour.py").write_text("WIDTH = 3")
+    path = folder / "its_model.py"
+    path.write_text(
+        "from only_a_neighbour import WIDTH\nfrom torch import nn\n"
+        "def model():\n    return nn.Linear(WIDTH, 1)\n"
+    )
+    own = find_own(str(path), mine, Permission((str(path), mine)))
+    assert own.build().in_features == 3
 
 
 @pytest.fixture

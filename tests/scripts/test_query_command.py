@@ -31,6 +31,10 @@ def test_a_table_distinguishes_missing_from_nan(capsys) -> None:
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
     assert [row[0] for row in cells] == ["4", "5", "6"]
     assert cells[1] == ["5", "", "NaN", "1 2"]
+    # Numbers are aligned on the right, texts on the left.
+    assert run(RUN, "SELECT 1 AS a_number, 'x' AS some_text") == 0
+    row = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("│ "))
+    assert row == "│        1 │ x         │"
 
 
 def test_a_row_that_is_wider_than_the_terminal_is_a_record(capsys, monkeypatch) -> None:

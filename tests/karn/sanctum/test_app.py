@@ -54,6 +54,11 @@ def test_every_page_is_recorded_in_both_sizes() -> None:
     assert {size for _, _, size in kinds} == {"80x24", "160x50"}
 
 
+def test_sanctum_is_dark_unless_asked() -> None:
+    assert Sanctum(RECORDED / KINDS[0]).theme == "textual-dark"
+    assert Sanctum(RECORDED / KINDS[0], light=True).theme == "textual-light"
+
+
 def test_light_and_dark_themes_show_the_same_text() -> None:
     screens: dict[bool, list[str]] = {}
 

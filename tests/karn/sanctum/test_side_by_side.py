@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from screen import settle, text_of, until
-
 from esper.karn.sanctum.side_by_side import SideBySide
 from esper.scripts.sanctum import find_run
 from grown_modules import EPOCHS, logged_growth
+from karn.sanctum.screen import settle, text_of, until
 from run_directories import recorded_run
 
 

@@ -93,6 +93,8 @@ PROVOKED = {
         [{}] * 6 + [{"grad_norm": 0.01}] * 3,
         ["7 gradient_drift grad_norm"],
     ),
+    "no drift of a norm that is not 1": ([{"grad_norm": 5.0}] * 10, []),
+    "an entropy above its bound": ([{"head_entropy/op": 0.03}] * 5, []),
     "gradient_vanishing": ([{"grad_norm": 1e-8}] * 3, ["3 gradient_vanishing grad_norm"]),
     "gradient_vanishing of a head": (
         [{"head_grad_norms/op": 0.0, "head_choice/op": 0.5}] * 3,
