@@ -24,7 +24,7 @@ def test_sanctum_shows_growth_and_runs_side_by_side(tmp_path: Path) -> None:
         def shows(text: str) -> Callable[[], bool]:
             return lambda: text in "\n".join(text_of(app.export_screenshot()))
 
-        async with app.run_test(size=(120, 40)) as pilot:
+        async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, shows(f"grown 2/{EPOCHS}"))
             with events.open("ab") as file:
                 file.write(b"".join(lines[3:]))

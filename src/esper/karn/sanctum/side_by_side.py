@@ -7,7 +7,6 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
@@ -49,7 +48,8 @@ class Row:
         parameters: parameters of the network, or parameters added on average.
         curves: over ``positions``, rounds or epochs.
         unit: what the curves show.
-        story: what was decided, the latest last, and the verdict at the end.
+        verdict: whether growth paid; empty before the end, and for a policy.
+        story: what was decided, the latest last.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Row:
     positions: Sequence[int]
     curves: Sequence[tuple[str, Sequence[Number | None]]]
     unit: str
+    verdict: str
     story: Sequence[str]
 
 
@@ -133,7 +134,8 @@ class Follower:
                 for name, curve in curves.items()
             ],
             unit=f"{unit} on validation{', %' if unit == 'accuracy' else ''}",
-            story=[*story, *(end.verdict.splitlines() if end else ())],
+            verdict=end.verdict if end else "",
+            story=story,
         )
 
     def _run(self) -> Row:
@@ -154,6 +156,7 @@ class Follower:
             positions=[each.round for each in outcomes],
             curves=[("gain", gains)],
             unit="gain, points",
+            verdict="",
             story=[f"round {each.round}: {each.message}" for each in index.until(AnomalyDetected)],
         )
 
@@ -235,8 +238,10 @@ class SideBySide(App[Path]):
                 for number, (name, values) in enumerate(row.curves)
             ],
         )
-        story = list(islice(row.story, max(0, len(row.story) - STORY_LINES), None))
-        self.story.show(Text("\n".join(story or ["no decision yet"]), no_wrap=False))
+        # The answer first, then the latest: a low terminal cuts off what is below.
+        text = Text(f"{row.verdict}\n" if row.verdict else "", style="bold")
+        latest = list(row.story)[: -STORY_LINES - 1 : -1]
+        self.story.show(text.append("\n".join(latest or ["no decision yet"]), style="not bold"))
 
     def on_rows_table_cursor_move(self) -> None:
         """Show the run under the cursor."""
@@ -262,11 +267,11 @@ def _states(rows: Sequence[Row]) -> list[str]:
 
 def _columns(palette: Palette) -> list[Column[Row]]:
     return [
-        Column("run", 24, lambda row: Text(row.name, no_wrap=True, overflow="ellipsis")),
+        Column("run", 18, lambda row: Text(row.name, no_wrap=True, overflow="ellipsis")),
         Column("status", 11, lambda row: row.status),
-        Column("progress", 14, lambda row: row.progress),
-        Column("figure", 8, lambda row: Text(row.figure, style=palette.grown), right=True),
-        Column("twin", 8, lambda row: Text(row.twin, style=palette.twin), right=True),
-        Column("gain", 7, lambda row: difference_text(row.lead, "+.1f", palette), right=True),
-        Column("parameters", 11, lambda row: row.parameters, right=True),
+        Column("progress", 12, lambda row: row.progress),
+        Column("figure", 7, lambda row: Text(row.figure, style=palette.grown), right=True),
+        Column("twin", 7, lambda row: Text(row.twin, style=palette.twin), right=True),
+        Column("gain", 6, lambda row: difference_text(row.lead, "+.1f", palette), right=True),
+        Column("size", 9, lambda row: row.parameters, right=True),
     ]
