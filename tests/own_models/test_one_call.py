@@ -26,6 +26,14 @@ def grown(model: nn.Module | None = None, **more: Any) -> esper.GrowthResult:
     return quietly_grown(model, loader(*images(32)), loader(*images(32, 1)), **more)
 
 
+def test_a_short_training_says_in_how_many_places_seeds_were_tried(capsys) -> None:
+    for epochs, line in ((2, "in 0 of 4 places: 2 epochs were too few"), (24, "of 4 places\n")):
+        torch.manual_seed(0)
+        batches = loader(*images(64)), loader(*images(32, 1))
+        esper.grow(ResidualNet(), *batches, epochs=epochs, policy="rule")
+        assert line in capsys.readouterr().out
+
+
 def test_the_result_trains_on_and_its_files_rebuild_it(tmp_path: Path) -> None:
     callbacks: list[esper.EpochRecord] = []
     result = grown(callbacks=[callbacks.append], test_loader=loader(*images(16, 2)), price=0.0)

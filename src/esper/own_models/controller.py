@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
+from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Scale, Validation, as_score
@@ -180,6 +181,14 @@ class Growth:
             self.finish()
         return record
 
+    def _tried(self) -> str:
+        """In how many places seeds were tried."""
+        stages = [record.stages for record in self.history]
+        places = {slot for each in stages for slot in each}
+        tried = {slot for each in stages for slot, stage in each.items() if stage != Stage.DORMANT}
+        text = f"seeds were tried in {len(tried)} of {len(places)} places"
+        return text if tried else f"{text}: {len(stages)} epochs were too few for this policy"
+
     def note_end(self, line: str) -> None:
         """Say what happened after the last epoch, and note it there."""
         self._say(f"    {line}")
@@ -198,6 +207,7 @@ class Growth:
         if self._lifecycle is not None and not self.finished:
             for line in self._lifecycle.end():
                 self.note_end(line)
+            self._say(f"    {self._tried()}")
         self._stop_waiting()
         self.finished = True
         return self.model
