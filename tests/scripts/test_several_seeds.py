@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -111,6 +112,21 @@ def test_a_run_without_events_has_no_figures(tmp_path: Path) -> None:
     assert row.split()[3::2] == ["-"] * 4
     again = called(["ppo", *flags, *words], tmp_path, train)
     assert again.stdout.count("is finished") == 2
+
+
+def test_a_run_whose_checkpoints_found_no_room_is_not_finished(group, tmp_path: Path) -> None:
+    """It says that it is, although nothing of what it learned was saved."""
+    where, _ = group
+    shutil.copytree(where / "runs", tmp_path / "runs")
+    lost = tmp_path / "runs" / "both" / "seed-42" / "checkpoints"
+    for checkpoint in lost.iterdir():
+        shutil.rmtree(checkpoint)
+    done = trained(tmp_path, ROUNDS, "--name=both", "--seeds=2")
+    assert done.returncode == 0, done.stderr
+    assert "seed-42 has no checkpoint, so it begins anew" in done.stderr
+    assert done.stdout.count("is finished") == 1
+    again, before = (place / "runs" / "both" / "seed-42" for place in (tmp_path, where))
+    assert_same(weights(again), weights(before))
 
 
 def test_the_same_command_repeats_nothing_and_more_seeds_are_added(group) -> None:

@@ -20,7 +20,7 @@ from esper.karn.final_figures import GROWTH, GYM, final_figures
 from esper.karn.intervals import interval
 from esper.karn.runs import inspect, is_run, remove
 from esper.leyline.config import TrainConfig, flatten, shown
-from esper.leyline.config.algorithm import learns_by_acting
+from esper.leyline.config.algorithm import algorithms, learns_by_acting
 from esper.leyline.config.reading import run_settings
 from esper.leyline.config.setting import SEEDS, about
 from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_json
@@ -30,7 +30,7 @@ from esper.runtime.gate import Permission
 from esper.scripts.output import outlive_output
 from esper.scripts.report import report_runs
 from esper.scripts.watched import resume, train
-from esper.simic.run.checkpoint import latest_identity
+from esper.simic.run.checkpoint import latest_identity, latest_round
 from esper.simic.run.identity import lasting_settings
 from esper.simic.run.run_directory import create_directory, directory_of_runs
 from esper.simic.training.setup import plugin_paths
@@ -150,8 +150,10 @@ def _train_one(
         return train(policy, run_config, False, permission)
     if not is_run(run):
         raise UsageError(f"name: {run} is in the way and no run; remove it")
-    info = inspect(run)
-    if info.status == "finished" and info.rounds_done >= run_config.world.rounds:
+    info, rounds = inspect(run), run_config.world.rounds
+    # Of a run whose checkpoints found no room on the disk, nothing is left of what was learned.
+    is_saved = policy not in algorithms() or latest_round(run) >= rounds
+    if info.status == "finished" and info.rounds_done >= rounds and is_saved:
         print(f"{run} is finished")
         return 0
     if learns_by_acting(policy) and latest_identity(run) is not None:

@@ -177,6 +177,16 @@ def latest_identity(run: Path) -> Identity | None:
     return None if manifest is None else manifest.identity
 
 
+def latest_round(run: Path) -> int:
+    """The round of the latest checkpoint whose manifest is intact; 0 without one.
+
+    Raises:
+        UnusableRun: another version of Esper wrote it.
+    """
+    manifest = _latest_manifest(run)
+    return 0 if manifest is None else manifest.round
+
+
 def latest_features(run: Path) -> FeatureNames | None:
     """Features that the policy of the latest intact manifest observes; None as in ``_Manifest``.
 
