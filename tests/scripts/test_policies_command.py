@@ -12,7 +12,7 @@ from esper.tamiyo import policy_box
 from esper.tamiyo.policy_box import SECTIONS, cards
 from esper_lab.ladder_steps import points_text
 
-RULES = {"heuristic", "never", "rule", "widen"}
+RULES = {"deepen", "heuristic", "never", "rule", "widen"}
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

@@ -17,8 +17,8 @@ from esper.own_models.grafted_model import copied_state, parameter_count, strip
 from esper.own_models.growth_result import EpochRecord, comparable
 from esper.own_models.objectives import Validation
 
-SETTLED = (Stage.DORMANT, Stage.FOSSILISED)
-"""Stages of slots in which nothing is tried."""
+DECISION_STAGES = (Stage.DORMANT, Stage.FOSSILISED)
+"""Stages of slots about which all is decided."""
 
 
 class BestEpoch:
@@ -48,7 +48,7 @@ class BestEpoch:
     def offer(self, record: EpochRecord, model: nn.Module, copies: list[tuple[str, int]]) -> None:
         """Hold the module as it is after an epoch if it is better than before."""
         worth = self.net_worth(record.validation, record.parameters)
-        if worth > self.worth and all(stage in SETTLED for stage in record.stages.values()):
+        if worth > self.worth and all(stage in DECISION_STAGES for stage in record.stages.values()):
             self.epoch, self.worth, self.copies = record.epoch, worth, list(copies)
             self._state = copied_state(model)
 

@@ -181,13 +181,13 @@ class Growth:
             self.finish()
         return record
 
-    def _tried(self) -> str:
+    def _trial_line(self) -> str:
         """In how many places seeds were tried."""
         stages = [record.stages for record in self.history]
-        places = {slot for each in stages for slot in each}
-        tried = {slot for each in stages for slot, stage in each.items() if stage != Stage.DORMANT}
-        text = f"seeds were tried in {len(tried)} of {len(places)} places"
-        return text if tried else f"{text}: {len(stages)} epochs were too few for this policy"
+        slots = {slot for each in stages for slot in each}
+        trials = {slot for each in stages for slot, stage in each.items() if stage != Stage.DORMANT}
+        text = f"seeds were tried in {len(trials)} of {len(slots)} places"
+        return text if trials else f"{text}: {len(stages)} epochs were too few for this policy"
 
     def note_end(self, line: str) -> None:
         """Say what happened after the last epoch, and note it there."""
@@ -207,7 +207,7 @@ class Growth:
         if self._lifecycle is not None and not self.finished:
             for line in self._lifecycle.end():
                 self.note_end(line)
-            self._say(f"    {self._tried()}")
+            self._say(f"    {self._trial_line()}")
         self._stop_waiting()
         self.finished = True
         return self.model

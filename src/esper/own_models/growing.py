@@ -23,6 +23,7 @@ from esper.own_models.options import (
     usable_device,
 )
 from esper.own_models.samples import first_batch, to_device, unpack_for
+from esper.own_models.saving import check_folder
 from esper.own_models.training_loop import Attempts, Recipe
 
 Options = ParamSpec("Options")
@@ -128,6 +129,9 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     policy = str(options.policy) if isinstance(options.policy, Path) else options.policy
     options = replace(options, policy=policy, unpack=unpack_for(options.loss, options.unpack))
     check_types(options)
+    if options.checkpoint is not None:
+        # Before the run directory is made, which would bring back one that was removed meanwhile.
+        check_folder(Path(options.checkpoint))
     goal = objective(options.loss)
     device = _device(model, options.device)
     batches = {name: first_batch(loader, name) for name, loader in loaders.items()}

@@ -282,7 +282,6 @@ class Attempts:
         settings = {"model": parameters, **to_resume(recipe.options)}
         checkpoint = None
         if self.path is not None:
-            saving.check_folder(self.path)
             checkpoint = saving.read(self.path, settings)
         random = random_state(recipe.loaders)
         self._checkpoint: dict[str, Any] = checkpoint or {
