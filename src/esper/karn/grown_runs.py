@@ -18,12 +18,11 @@ from esper.leyline.events import (
     Number,
 )
 from esper.leyline.events.reader import EventReader
+from esper.leyline.run_files import EVENTS_LOCK
 
 SETTINGS, PROGRESS, LOCK = "settings.json", "progress.pt", "lock"
 """What was asked for, where growth stands until it has ended, and the lock of its only writer."""
 RESULT = "result.json"
-EVENTS_LOCK = "events.lock"
-"""The lock of the process that grows."""
 KINDS = (GrowthStarted, GrowthEpochCompleted, GrowthFinished)
 
 
@@ -109,9 +108,15 @@ def inspect_either(path: Path) -> RunInfo:
     return inspect(path) if is_run(path) else inspect_grown(path)
 
 
-def inspect_grown(folder: Path) -> RunInfo:
-    """The state of a folder: what was asked for, and the gain on test and on validation."""
-    growth = read_growth(folder) if (folder / "events.jsonl").exists() else Growth()
+def inspect_grown(folder: Path, growth: Growth | None = None) -> RunInfo:
+    """The state of a folder: what was asked for, and the gain on test and on validation.
+
+    Args:
+        folder: the folder.
+        growth: what its events tell, if they were read.
+    """
+    if growth is None:
+        growth = read_growth(folder) if (folder / "events.jsonl").exists() else Growth()
     start, last, end = growth.start, growth.last, growth.end
     status = "unknown"
     if any(is_running(folder, name) for name in (LOCK, EVENTS_LOCK)):

@@ -54,11 +54,12 @@ class Deepening:
     def undo(self) -> None:
         """Take it out again, of the optimizer as well."""
         del self.container[self.index]
+        if self.optimizer is None:
+            return
         new = {id(p) for p in self._parameters}
-        for group in self.optimizer.param_groups if self.optimizer else ():
+        for group in self.optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in new]
-        for p in self._parameters if self.optimizer else ():
-            assert self.optimizer is not None
+        for p in self._parameters:
             self.optimizer.state.pop(p, None)
 
 
@@ -119,11 +120,15 @@ def deepen(
     return Deepening(stack, index + 1, optimizer, list(new.parameters()))
 
 
+def _stacks(model: nn.Module) -> list[tuple[str, Any]]:
+    """Modules within ``model`` that hold others in order, by name."""
+    kinds = nn.Sequential, nn.ModuleList
+    return [(name, each) for name, each in model.named_modules() if name and type(each) in kinds]
+
+
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Blocks that stand beside one alike in a stack, by name."""
-    for name, stack in model.named_modules():
-        if type(stack) not in (nn.Sequential, nn.ModuleList) or not name:
-            continue
+    for name, stack in _stacks(model):
         children = list(stack.named_children())
         if [key for key, _ in children] != [str(i) for i in range(len(children))]:
             continue
@@ -169,9 +174,7 @@ def match_depth(model: nn.Module, state: Mapping[str, Any]) -> None:
         model: a module built as before it grew, or the grown one.
         state: ``state_dict()`` of the grown one, or of the other.
     """
-    for name, stack in list(model.named_modules()):
-        if type(stack) not in (nn.Sequential, nn.ModuleList) or not name:
-            continue
+    for name, stack in _stacks(model):
         runs, state_runs = _runs(stack.state_dict()), _runs(state, f"{name}.")
         if [names for names, *_ in runs] != [names for names, *_ in state_runs]:
             continue

@@ -4,17 +4,14 @@ The best of many epochs is better by chance too: on test it is as often worse th
 returns to it only where the difference is more than the noise of the validation samples.
 """
 
-from math import log
 from typing import Any
 
 from torch import nn
 
-from esper.kasmina.deeper_stacks import match_depth
-from esper.kasmina.wider_layers import resize
 from esper.leyline.stages import Stage
 from esper.own_models import saving
-from esper.own_models.grafted_model import copied_state, parameter_count, strip
-from esper.own_models.growth_result import EpochRecord, comparable
+from esper.own_models.grafted_model import copied_state, parameter_count
+from esper.own_models.growth_result import EpochRecord, comparable, price_of
 from esper.own_models.objectives import Validation
 
 DECISION_STAGES = (Stage.DORMANT, Stage.FOSSILISED)
@@ -43,7 +40,7 @@ class BestEpoch:
 
     def net_worth(self, validation: Validation, parameters: int) -> float:
         """What a validation is worth for a module of so many parameters."""
-        return comparable(validation.net - self._price * log(parameters / self._host))
+        return comparable(validation.net - price_of(self._price, self._host, parameters))
 
     def offer(self, record: EpochRecord, model: nn.Module, copies: list[tuple[str, int]]) -> None:
         """Hold the module as it is after an epoch if it is better than before."""
@@ -63,8 +60,7 @@ class BestEpoch:
             those of that epoch.
         """
         state = copied_state(model)
-        match_depth(strip(model), self._initial)
-        resize(model, self._initial)
+        saving.reset(model, self._initial)
         saving.load_grown(model, self._state)
         self._state, self.copies, copies = state, copies, self.copies
         return copies

@@ -88,6 +88,11 @@ def comparable(net_score: float) -> float:
     return float("-inf") if isnan(net_score) else net_score
 
 
+def price_of(price: float, before: int, after: int) -> float:
+    """What growth from ``before`` to ``after`` parameters costs, in the unit of a net score."""
+    return price * log(after / before)
+
+
 @dataclass
 class GrowthResult:
     """A module that was trained and grown.
@@ -142,7 +147,7 @@ class GrowthResult:
     @property
     def cost(self) -> float:
         """Price of the parameters added, in the unit of ``validation.net``."""
-        return self.price * log(self.parameters / self.host_parameters)
+        return price_of(self.price, self.host_parameters, self.parameters)
 
     @property
     def worth(self) -> float:

@@ -127,6 +127,11 @@ class GrowOptions(GrowthOptions):
     wandb: bool = setting(False, flag=bool, on_resume=True)
     """Whether to write an offline Weights & Biases run too, into the run directory."""
 
+    @property
+    def seeks_best_epoch(self) -> bool:
+        """``best_epoch``, or its default for the policy."""
+        return self.policy != "never" if self.best_epoch is None else self.best_epoch
+
     def of_growth(self) -> dict[str, Any]:
         """The options of ``Growth`` among these, by name."""
         return {f.name: getattr(self, f.name) for f in fields(GrowthOptions)}

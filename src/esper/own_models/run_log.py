@@ -1,6 +1,7 @@
 """The run directory of ``esper.grow``: its events, for report, Sanctum, queries and trackers."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
@@ -8,8 +9,6 @@ from pathlib import Path
 
 from torch import nn
 
-from esper.leyline.disk import lock_file
-from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     SCHEMA_VERSION,
     GrowthEpochCompleted,
@@ -18,14 +17,13 @@ from esper.leyline.events import (
     number,
     numbers,
 )
+from esper.leyline.run_files import EVENTS_LOCK, lock_folder
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines, Sink
 from esper.nissa.trackers import TensorBoard, WandB, require_library
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growth_result import EpochRecord, GrowthResult
 from esper.own_models.options import GrowOptions
-
-EVENTS_LOCK = "events.lock"
 
 
 @contextmanager
@@ -39,18 +37,7 @@ def run_log(folder: Path, model: nn.Module, options: GrowOptions) -> Iterator["R
     for name in ("tensorboard", "wandb"):
         if getattr(options, name):
             require_library(name, "normal")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / EVENTS_LOCK)
-    except BlockingIOError as error:
-        raise UsageError(
-            f"run_directory: another process grows in {folder}; give another folder"
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"run_directory: cannot use {folder} ({error.strerror}); give another folder"
-        ) from error
-    with lock:
+    with lock_folder(folder, EVENTS_LOCK, "run_directory"):
         log = RunLog(folder, model, options)
         try:
             yield log
@@ -107,26 +94,25 @@ class RunLog:
 
     def finish(self, result: GrowthResult) -> None:
         """Write the result beside its twin."""
-        each = [result, *([result.twin] if result.twin else [])]
+        both = [result, *([result.twin] if result.twin else [])]
         sizes = {
             f"{name}.{attribute}": f"{before} -> {after}"
             for name, changes in result.widths.items()
             for attribute, (before, after) in changes.items()
             if before != after
         }
-        for name, _ in result.copies:
+        for name, count in Counter(name for name, _ in result.copies).items():
             depth = len(result.model.get_submodule(name))  # type: ignore[arg-type]
-            count = sum(each == name for each, _ in result.copies)
             sizes[name] = f"{depth - count} -> {depth} blocks"
         has_verdict = result.twin is not None and isfinite(result.twin.worth)
         self.hub.emit(
             GrowthFinished(
                 time=time.time(),
                 unit=result.validation.unit,
-                validation=numbers([one.validation.figure for one in each]),
-                test=[number(one.test.figure) for one in each if one.test is not None],
-                parameters=[one.parameters for one in each],
-                seconds=[one.seconds for one in each],
+                validation=numbers([one.validation.figure for one in both]),
+                test=[number(one.test.figure) for one in both if one.test is not None],
+                parameters=[one.parameters for one in both],
+                seconds=[one.seconds for one in both],
                 paid=result.paid if has_verdict else None,
                 verdict=result.verdict(),
                 grew=sizes | result.seeds,

@@ -49,6 +49,12 @@ def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     return model
 
 
+def reset(model: nn.Module, initial: Mapping[str, Any]) -> None:
+    """Give a module, whatever grew in it, the layers of the state ``initial``, not its entries."""
+    match_depth(strip(model), initial)
+    resize(model, initial)
+
+
 def _rebuild(model: nn.Module, point: str, state: Mapping[str, Any]) -> None:
     """Attach the seed behind the module ``point`` in the shape that ``state`` gives it."""
     prefix = f"{point}.{SEED}."

@@ -17,8 +17,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from esper.kasmina.deeper_stacks import match_depth
-from esper.kasmina.wider_layers import layer_sizes, resize
+from esper.kasmina.wider_layers import layer_sizes
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
@@ -250,6 +249,11 @@ class _Parts:
     observe: Callable[[EpochRecord], None] | None
     seconds: float
 
+    @property
+    def copies(self) -> list[tuple[str, int]]:
+        """See ``GrowthResult.copies``."""
+        return self.search.copies if self.search else []
+
     def state_dict(self) -> dict[str, Any]:
         """What a later process needs to go on."""
         return {
@@ -318,8 +322,7 @@ class Attempts:
             state = checkpoint["now"]
             if state is None:
                 if self._keeps:
-                    match_depth(strip(model), checkpoint["initial"])
-                    resize(model, checkpoint["initial"])
+                    saving.reset(model, checkpoint["initial"])
                     model.load_state_dict(checkpoint["initial"])
                 if number == 0:
                     set_random_state(checkpoint["begun"], self.recipe.loaders)
@@ -341,8 +344,7 @@ class Attempts:
                 )
             self._write(validate)
         if self._keeps:
-            match_depth(strip(model), checkpoint["initial"])
-            resize(model, checkpoint["initial"])
+            saving.reset(model, checkpoint["initial"])
             saving.load_grown(model, entry["state"])
         result = GrowthResult.from_plain(model, entry["best"])
         result.tries = list(entry["worths"])
@@ -380,7 +382,7 @@ class Attempts:
         training = recipe.training(model, growth)
         before = state["seconds"] if state else 0.0
         best = None
-        if options.policy != "never" if options.best_epoch is None else options.best_epoch:
+        if options.seeks_best_epoch:
             best = BestEpoch(model, options.price)
         if state is None:
             growth.begin()
@@ -396,7 +398,7 @@ class Attempts:
         parts = _Parts(growth, search, best, training, validate, observe, before)
         self._train(parts)
         growth.finish()
-        validation, copies = validate(), search.copies if search else []
+        validation, copies = validate(), parts.copies
         if best and best.worth > best.net_worth(validation, parameter_count(model)):
             last, values = validation, sample_values(validate)
             copies = best.exchange(model, copies)
@@ -448,7 +450,7 @@ class Attempts:
                 record = growth.step(validation, train_loss=loss, old_data=old_data)
                 parts.seconds = monotonic() - begun
                 if parts.best is not None:
-                    parts.best.offer(record, training.model, search.copies if search else [])
+                    parts.best.offer(record, training.model, parts.copies)
                 callbacks = (*options.callbacks, *([parts.observe] if parts.observe else []))
                 if any([callback(record) is True for callback in callbacks]):
                     break

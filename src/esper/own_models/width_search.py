@@ -9,7 +9,7 @@ to the bit.
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import isfinite
 from typing import Any, TypeVar
@@ -132,7 +132,7 @@ class WidthSearch:
         self.number += 1
         if number != self.next or self.trials == self.most:
             if number == 0 and self.most == 0:
-                self.lines.append("nothing is widened (a single epoch leaves no time for a trial)")
+                self._say_nothing({}, "a single epoch leaves no time for a trial")
             return training.epoch()
         self.trials += 1
         self.next = max(number + 1, round(2.5 * number))
@@ -176,6 +176,12 @@ class WidthSearch:
         ending.restore()
         return loss
 
+    def _say_nothing(self, reasons: Mapping[str, str], otherwise: str) -> None:
+        """Say that nothing grows and why, by the name of a layer or stack if there are reasons."""
+        text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        verb = "deepened" if self.deepens else "widened"
+        self.lines.append(f"nothing is {verb} ({text or otherwise})")
+
     def _repeats(self, batches: list[tuple[Any, Any]]) -> list[Repeat]:
         """The blocks that are copied: all of a stack that has at most ``MOST_BLOCKS``."""
         copyable, reasons = self._structure(batches, repeats)
@@ -192,8 +198,7 @@ class WidthSearch:
             else:
                 total += size
         if not plan:
-            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            self.lines.append(f"nothing is deepened ({text or 'no block is repeated'})")
+            self._say_nothing(reasons, "no block is repeated")
         return plan
 
     def _deepen(
@@ -216,7 +221,7 @@ class WidthSearch:
             for change in reversed(changes):
                 change.undo()
             self.copies = []
-            self.lines.append("nothing is deepened (its output would change)")
+            self._say_nothing({}, "its output would change")
             return []
         for name, count in Counter(each.container for each in plan).items():
             depth = len(self.model.get_submodule(name))  # type: ignore[arg-type]
@@ -280,8 +285,7 @@ class WidthSearch:
                 break
             counts = {group: count // 2 for group, count in counts.items() if count > 1}
         if not counts:
-            text = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            self.lines.append(f"nothing is widened ({text or 'the layers are wide enough'})")
+            self._say_nothing(reasons, "the layers are wide enough")
         return counts
 
     def _problem(self, proposal: Proposal, inputs: Any) -> str:

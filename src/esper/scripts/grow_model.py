@@ -17,10 +17,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.karn.grown_runs import LOCK, PROGRESS, RESULT, SETTINGS
 from esper.leyline.config.setting import SEEDS, check_name
-from esper.leyline.disk import DamagedFile, lock_file, read_sealed_json, replace_sealed_json
+from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.extras import require
 from esper.leyline.phases import phase
+from esper.leyline.run_files import EVENTS_LOCK, lock_folder
 from esper.own_models import samples
 from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growing import grow
@@ -107,18 +108,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process grows in it, or it cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = lock_file(folder / LOCK)
-    except BlockingIOError as error:
-        raise UsageError(
-            f"out: another process grows in {folder}; wait until it has ended, or give another"
-        ) from error
-    except OSError as error:
-        raise UsageError(
-            f"out: cannot use {folder} ({error.strerror}); give another folder"
-        ) from error
-    with lock:
+    with lock_folder(folder, LOCK, "out"):
         try:
             yield
         finally:
@@ -161,7 +151,7 @@ def _grow_and_write(
 
 def _withdraw(folder: Path, new_folders: list[Path]) -> None:
     """Remove what was begun; somebody may have removed the folder before."""
-    for name in (SETTINGS, LOCK, "events.jsonl", "events.lock"):
+    for name in (SETTINGS, LOCK, "events.jsonl", EVENTS_LOCK):
         with suppress(OSError):
             (folder / name).unlink()
     with suppress(OSError):

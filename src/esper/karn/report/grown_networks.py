@@ -6,7 +6,7 @@ The words are those of the network's own user: the metric in its unit, parameter
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.karn.grown_runs import Growth, inspect_grown, read_growth
+from esper.karn.grown_runs import inspect_grown, read_growth
 from esper.karn.learning_diagnosis import Verdict
 from esper.karn.report.drawing import (
     DASHES,
@@ -37,8 +37,8 @@ class GrownNetwork:
     """
 
     def __init__(self, folder: Path):
-        self.label, self.info = folder.resolve().name, inspect_grown(folder)
-        self.growth: Growth = read_growth(folder)
+        self.label, self.growth = folder.resolve().name, read_growth(folder)
+        self.info = inspect_grown(folder, self.growth)
         if self.growth.start is None:
             raise UsageError(f"run: {folder} has no events yet; wait for the first epoch")
         self.start = self.growth.start

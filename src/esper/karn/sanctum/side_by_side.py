@@ -6,7 +6,7 @@ A row for each, and below the table the curve and the latest decisions of the on
 import asyncio
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import ClassVar
@@ -16,7 +16,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import Footer
 
-from esper.karn.grown_runs import EVENTS_LOCK, KINDS, Growth, is_grown
+from esper.karn.grown_runs import KINDS, Growth, is_grown
 from esper.karn.runs import is_running
 from esper.karn.sanctum.log import EventLog
 from esper.karn.sanctum.signs import DARK, LIGHT, Palette, count, difference_text, number_text
@@ -29,6 +29,7 @@ from esper.leyline.events import (
     TrainingFinished,
     TrainingStarted,
 )
+from esper.leyline.run_files import EVENTS_LOCK
 
 POLL_SECONDS = 0.5
 STORY_LINES = 12
@@ -41,7 +42,7 @@ class Row:
 
     Attributes:
         name: of its directory.
-        status: a word.
+        status: a word; empty in a follower's own row before the end, when the lock tells it.
         progress: how far it is.
         figure, twin: the last figure, and that of the twin, as text.
         lead: the one minus the other, in points where the figure is a share; None if unknown.
@@ -76,16 +77,19 @@ class Follower:
     def __init__(self, folder: Path):
         self.folder, self.name, self.log = folder, folder.resolve().name, EventLog(folder)
         self.grows = is_grown(folder)
+        self._latest: Row | None = None
 
     def row(self) -> Row:
-        """What is known of it now."""
-        return self._growth() if self.grows else self._run()
-
-    def _status(self, outcome: str) -> str:
-        if outcome:
-            return outcome
-        locks = (EVENTS_LOCK,) if self.grows else ("lock",)
-        return "running" if any(is_running(self.folder, lock) for lock in locks) else "ended early"
+        """What is known of it now; made anew only where its log has changed."""
+        news = self.log.poll()
+        while self.log.behind:
+            news |= self.log.poll()
+        if news or self._latest is None:
+            self._latest = self._growth() if self.grows else self._run()
+        if self._latest.status:
+            return self._latest
+        lives = is_running(self.folder, EVENTS_LOCK if self.grows else "lock")
+        return replace(self._latest, status="running" if lives else "ended early")
 
     def _growth(self) -> Row:
         index = self.log.index
@@ -122,7 +126,7 @@ class Follower:
         positions = sorted({epoch for curve in growth.curves.values() for epoch in curve})
         return Row(
             name=self.name,
-            status=self._status("finished" if end else ""),
+            status="finished" if end else "",
             progress=progress,
             figure=number_text(grown, ".4g") if grown is not None else "",
             twin=number_text(twin, ".4g") if twin is not None else "",
@@ -147,7 +151,7 @@ class Follower:
         last = outcomes[-1] if outcomes else None
         return Row(
             name=self.name,
-            status=self._status(outcome),
+            status=outcome,
             progress=f"round {last.round if last else 0}/{start.rounds}" if start else "begins",
             figure=_percent(last.accuracy) if last else "",
             twin=_percent(last.twin_accuracy) if last else "",
@@ -213,10 +217,6 @@ class SideBySide(App[Path]):
             await asyncio.sleep(POLL_SECONDS)
 
     def _read(self) -> None:
-        for run in self.runs:
-            run.log.poll()
-            while run.log.behind:
-                run.log.poll()
         self.rows = [run.row() for run in self.runs]
 
     def draw(self) -> None:
