@@ -100,18 +100,19 @@ def test_parts_keep_the_bytes_of_every_line(tmp_path: Path) -> None:
     assert (list(reader), reader.unreadable) == ([], 3)
 
 
-def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [10**30, 2**63, -(2**63) - 1])
+def test_numbers_of_any_size_neither_end_a_writer_nor_a_query(tmp_path: Path, number: int) -> None:
     """In lines that were damaged on the disk."""
     run = written(tmp_path, EVENTS[:1])
     update = next(e for e in EVENTS if isinstance(e, PPOUpdateCompleted))
-    odd = msgspec.structs.replace(update, round=10**30)
+    odd = msgspec.structs.replace(update, round=number)
     line = encode(odd) + b"\n"
     with (run / "events.jsonl").open("ab") as file:
         file.write(line)
     for _ in range(2):
         with Store([run]) as store:
             (row,) = store.query("SELECT rounds_done FROM runs").to_pylist()
-        assert row["rounds_done"] is None
+        assert not row["rounds_done"]
         sinks.rotate(run, 1 << 20)
         with (run / "events.jsonl").open("ab") as file:
             file.write(line)

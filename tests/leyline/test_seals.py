@@ -78,6 +78,14 @@ def test_a_full_disk_leaves_the_previous_file(
 
 
 @each_kind
+def test_the_new_name_is_on_the_disk_too(write, read, content, tmp_path: Path, monkeypatch) -> None:
+    synced, sync = [], disk.sync
+    monkeypatch.setattr(disk, "sync", lambda path: (synced.append(path), sync(path)))
+    write(tmp_path / "file")
+    assert synced == [tmp_path]
+
+
+@each_kind
 def test_what_does_not_read_back_replaces_nothing(
     write, read, content, tmp_path: Path, monkeypatch
 ) -> None:

@@ -167,6 +167,54 @@ def test_a_library_is_on_the_disk_before_it_gets_its_name(cache: Cache, monkeypa
     assert done == ["sync", "move", "sync", "move", "sync"]
 
 
+def test_files_of_root_are_trusted_and_nothing_stays_open(cache: Cache, monkeypatch) -> None:
+    descriptors = len(os.listdir("/dev/fd"))
+    path = Path(found())
+    (cache.folder / "draft").mkdir()
+    build.keep(Path(shutil.copy(path, cache.folder / "draft" / "library.so")), path)
+    assert len(os.listdir("/dev/fd")) == descriptors
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert build._trusted_users() == (4711, 0)
+
+
+def test_the_log_of_a_compiler_that_fails_says_what_it_said(cache: Cache, monkeypatch) -> None:
+    compiler = cache.folder.parent / "fails"
+    compiler.write_text('#!/bin/bash\necho "no such thing: $*" >&2; [ "$1" = --version ]\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.Unavailable, match=r"fails failed; see .*\.log"):
+        build.cached_library()
+    (log,) = cache.folder.glob("*.log")
+    command, said = log.read_text().splitlines()[:2]
+    assert command.startswith(f"{compiler} ")
+    assert said == f"no such thing: {command.partition(' ')[2]}"
+
+
+def test_a_wheel_has_a_library_for_every_instruction_set(cache: Cache, tmp_path: Path) -> None:
+    folder = tmp_path / "wheel"
+    folder.mkdir()
+    paths = build.compile_for_a_wheel(folder)
+    assert sorted(folder.iterdir()) == sorted(paths)
+    assert len(paths) == cache.links == (len(build.INSTRUCTION_SETS) if build._x86() else 1)
+    commands = [line for line in cache.log.read_text().splitlines() if " -c " in line]
+    assert len(commands) == 2 * len(paths)
+    assert all(name in "".join(commands) for name in ("library.cpp", "layout.cpp"))
+
+
+def test_a_native_object_is_freed_when_nobody_refers_to_it(monkeypatch) -> None:
+    freed = []
+    monkeypatch.setattr(library, "function", lambda *_: freed.append)
+    handle = library.Handle("hosts_free_f32")
+    handle.address = library.c_void_p(17)
+    handle.free()
+    handle.free()
+    assert [address.value for address in freed] == [17]
+    handle.address = library.c_void_p(18)
+    del handle
+    assert [address.value for address in freed] == [17, 18]
+    assert library.available() is True
+
+
 def test_a_library_of_somebody_else_is_not_executed(cache: Cache, monkeypatch) -> None:
     """The owner is compared with this process's user, which a test can pretend to change."""
     path = Path(found())

@@ -16,6 +16,7 @@ from esper.leyline.events import (
     TelemetryDropped,
     TrainingFinished,
 )
+from esper.nissa import hub
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
 from processes import WATCHDOG
@@ -111,6 +112,20 @@ def test_an_event_reaches_a_live_reader_though_nobody_asks_for_a_flush() -> None
         time.sleep(0.001)
     assert sink.calls == ["flush"]
     hub.close()
+
+
+def test_events_wait_until_the_next_step_has_begun_unless_somebody_asks(monkeypatch) -> None:
+    monkeypatch.setattr(hub, "EVENT_DELAY_SECONDS", 2.0 * WATCHDOG)
+    sink = Kept()
+    events = Hub([sink], "normal")
+    events.emit(update(1))
+    assert not sink.waits.wait(0.3)
+    asker = threading.Thread(target=events.flush, daemon=True)
+    asker.start()
+    asker.join(WATCHDOG)
+    assert not asker.is_alive()
+    assert sink.events == [update(1)]
+    events.close()
 
 
 def test_a_slow_sink_drops_steps_but_never_rounds(capsys) -> None:

@@ -2,9 +2,11 @@
 
 import importlib.util
 import math
+import sys
 import time
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -89,6 +91,17 @@ def test_wandb_writes_an_offline_run(tmp_path: Path) -> None:
     content = file.read_bytes()
     for name in ("episodes/accuracy", "update/head_grad_norms/style", "anomaly/missing_gradient"):
         assert name.encode() in content, name
+
+
+def test_a_wandb_run_is_finished_if_it_was_begun(tmp_path: Path, monkeypatch) -> None:
+    wandb = MagicMock()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    WandB(tmp_path).close()
+    assert wandb.mock_calls == []
+    told(WandB(tmp_path))
+    wandb.init.return_value.finish.assert_called_once_with()
+    (call,) = wandb.init.call_args_list
+    assert (call.kwargs["mode"], call.kwargs["name"]) == ("offline", tmp_path.name)
 
 
 def test_a_missing_metric_has_no_scalar() -> None:

@@ -1,5 +1,8 @@
 """The channels of an activation are on the axis on which the layers around it have them."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +10,7 @@ from torch import Tensor, nn
 from esper.kasmina import Slot
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
+from esper.own_models.module_traces import _time_first
 from esper.own_models.slot_search import find_slots
 from grown_modules import slots_of
 
@@ -173,3 +177,12 @@ def test_a_marker_says_which_axis_has_the_channels() -> None:
     x = torch.randn(4, 1, 6, 6)
     parts = nn.Conv2d(1, 8, 1), Permuted(LAST, nn.PixelShuffle(2)), Slot(2), Pooled(2, 1, 2)
     assert layout(x, "2", *parts) == ("mlp", 2)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_module_whose_batch_axis_is_unknown_is_as_it_says(batch_first: bool) -> None:
+    lstm = nn.LSTM(4, 4, batch_first=batch_first)
+    trace: Any = SimpleNamespace(batch_axis=None, module=lstm)
+    assert _time_first(trace, False) == _time_first(trace, True) == (not batch_first)
+    trace.module = nn.Linear(4, 4)
+    assert not _time_first(trace, True)

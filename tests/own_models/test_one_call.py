@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import esper
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
+from esper.own_models.growth_picture import STAGE_COLOURS
 from esper.own_models.objectives import Evaluator, objective
 from grown_modules import germinated, quietly_grown
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens, unchanged
@@ -42,7 +43,15 @@ def test_the_result_trains_on_and_its_files_rebuild_it(tmp_path: Path) -> None:
     assert callbacks == result.history
     assert any(Stage.FOSSILISED in record.stages.values() for record in result.history)
     assert {n for n in result.model.state_dict() if ".seed." in n}
-    result.plot(tmp_path / "growth.svg")
+    bands = result.plot(tmp_path / "growth.svg").axes[2]
+    alive = [
+        (record.epoch, stage)
+        for record in result.history
+        for stage in record.stages.values()
+        if stage in STAGE_COLOURS
+    ]
+    assert len(bands.patches) == len(alive)
+    assert sorted(bar.get_center()[0] for bar in bands.patches) == sorted(e for e, _ in alive)
     assert "FOSSILISED" in (tmp_path / "growth.svg").read_text()
     folder = result.save(tmp_path / "saved")
     assert {path.name for path in folder.iterdir()} == {"state_dict.pt", "rebuild.py"}

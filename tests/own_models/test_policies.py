@@ -10,7 +10,7 @@ import esper
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.lifecycle_controller import actor
+from esper.own_models.lifecycle_controller import _trend, actor
 from esper.runtime.tasks import find
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.vectorized import train_ppo_vectorized
@@ -85,3 +85,11 @@ def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
         match="deepen, heuristic, never, rule, widen, keep-or-move nor a run",
     ):
         esper.grow(model, train, held_back, policy=str(tmp_path / "none"), epochs=4)
+
+
+def test_the_trend_of_the_loss_is_a_mean_per_epoch() -> None:
+    nan = float("nan")
+    assert _trend(torch.tensor([[nan, 2.0, 1.0, 1.6]])) == (
+        "validation loss -10.0 % an epoch over the last 2"
+    )
+    assert _trend(torch.tensor([[nan, 2.0]])) == "first epochs"

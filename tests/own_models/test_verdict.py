@@ -1,5 +1,7 @@
 """What is printed at the end: whether growth paid, in the user's own figure."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -45,6 +47,14 @@ def test_growth_pays_only_if_the_gain_in_points_exceeds_the_price(
         f"(10): {100 * (grown - never):+.1f} points on validation; the price of 10 more parameters "
         "is 3.5 points"
     )
+
+
+def test_growth_pays_if_only_the_twin_diverged() -> None:
+    nothing = Validation(math.nan, math.nan, None)
+    assert result(accuracy(0.9), nothing).verdict() == (
+        "growth paid: the twin that never grows diverged"
+    )
+    assert "diverged" not in result(nothing, nothing).verdict()
 
 
 def test_a_gain_whose_interval_holds_zero_is_called_noise() -> None:

@@ -113,6 +113,7 @@ def test_help_shows_the_main_settings_and_ends_with_how_to_see_all(
     assert re.fullmatch(rf"esper train {program} --help-all shows all \d+ settings", last)
     assert len(short.stdout.splitlines()) < len(complete.stdout.splitlines()) / 1.5
     assert "--envs" in short.stdout
+    assert ("--rollout-steps" in short.stdout) == (program == "ppo")
     assert "--stage-shaping" not in short.stdout
 
 
@@ -133,6 +134,8 @@ def test_version_is_printed_by_the_module_without_torch(tmp_path: Path) -> None:
 MISTAKES = [
     ("train ppo --roundz 3", "--rounds"),
     ("train ppo --rounds three", "--rounds"),
+    ("train ppo --zzz 3", "esper train ppo --help-all lists all settings"),
+    ("runs --zzz 3", "esper runs --help lists all settings"),
     ("train ppo --envs 0", "envs"),
     ("train ppo --envs -1", "envs"),
     ("train ppo --learning-rate nan", "learning_rate"),

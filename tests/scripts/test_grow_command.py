@@ -15,6 +15,9 @@ from esper.scripts import grow_task
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
 from esper.scripts.tasks import tasks
+from esper.simic.growth.environment import GrowthEnv
+from esper.simic.growth.step import Step
+from esper.simic.tools import task_check
 from esper.simic.tools.grow import GrowingPolicy, grow_on_task
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria.export import TOLERANCE, difference
@@ -245,6 +248,23 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     assert re.search(
         r"time     [\d.]+ ms per environment step on one thread, [\d.]+ (s|minutes)", text
     )
+
+
+def test_a_trial_grows_every_slot_at_once_and_may_know_no_memory(monkeypatch) -> None:
+    living = []
+
+    class Environment(GrowthEnv):
+        def step(self, actions: torch.Tensor) -> Step:
+            result = super().step(actions)
+            living.append(result.report.after.living)
+            return result
+
+    monkeypatch.setattr(task_check, "GrowthEnv", Environment)
+    monkeypatch.setattr(task_check, "peak_resident", lambda: None)
+    trial = task_check.try_task(find("digits_shift"), "torch")
+    assert bool(living[living[0].shape[1]].all())
+    assert trial.bytes is None
+    assert (trial.backend, trial.seconds > 0) == ("torch", True)
 
 
 MEMORY = """

@@ -47,7 +47,8 @@ def test_closed_streams_are_not_given_to_files() -> None:
     code = (
         "import os, sys; from esper.scripts.output import protect_streams; protect_streams(); "
         "found = [os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)]; print('lost'); "
-        "sys.stdin.isatty(); sys.stdout.flush(); os._exit(found != ['/dev/null'] * 3)"
+        "terminal = sys.stdin.isatty() or sys.stdin.read(); sys.stderr.write('lost'); "
+        "sys.stdout.flush(); os._exit(bool(terminal) or found != ['/dev/null'] * 3)"
     )
     assert shell(f'{sys.executable} -c "{code}" <&- >&- 2>&-').returncode == 0
 

@@ -37,7 +37,7 @@ def shown(tmp_path: Path, terminal: bool, width: int) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [80, 99, 100, 160])
 def test_the_live_line_shows_all_fields_at_any_width(tmp_path: Path, width: int) -> None:
     text = shown(tmp_path, terminal=True, width=width)
     (last,) = [line for line in text.splitlines() if "round 2/2" in line][-1:]
@@ -45,6 +45,7 @@ def test_the_live_line_shows_all_fields_at_any_width(tmp_path: Path, width: int)
     for wanted in ("steps/s", "val. acc", "twin", "entropy", "lr 0.001", "0:00:00"):
         assert wanted in plain, wanted
     assert "…" not in plain
+    assert ("━" in plain) == (width >= 100)
 
 
 def test_without_a_terminal_every_round_is_one_line_and_a_table_ends_it(tmp_path: Path) -> None:

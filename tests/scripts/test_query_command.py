@@ -37,6 +37,15 @@ def test_a_table_distinguishes_missing_from_nan(capsys) -> None:
     assert row == "│        1 │ x         │"
 
 
+@pytest.mark.parametrize(("rows", "line"), [(1000, ""), (1003, "3 more rows; --format csv ")])
+def test_a_table_says_how_many_rows_it_leaves_out(rows: int, line: str, capsys) -> None:
+    assert run(RUN, f"SELECT * FROM range({rows})") == 0
+    printed = capsys.readouterr()
+    assert len([row for row in printed.out.splitlines() if row.startswith("│ ")]) == 1000
+    assert line in printed.err
+    assert bool(printed.err) == bool(line)
+
+
 def test_a_row_that_is_wider_than_the_terminal_is_a_record(capsys, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     everything = "SELECT * FROM updates ORDER BY round"

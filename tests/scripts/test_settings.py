@@ -175,6 +175,11 @@ def test_every_field_of_the_prior_system_is_taken_or_refused_with_a_reason() -> 
         assert becomes.items() <= flatten(config).items()
 
 
+def test_no_floor_under_the_rent_is_what_esper_has() -> None:
+    for value in (0, 1):
+        assert unflatten({"rent_host_params_floor": value}) == unflatten({})
+
+
 def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     taken = {name: value for name, (value, becomes) in OLD.items() if not isinstance(becomes, str)}

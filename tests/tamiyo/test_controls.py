@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, RELEVANT_HEADS, Op
+from esper.leyline.actions import (
+    BLUEPRINTS,
+    CHOICE_HEADS,
+    HEAD_WIDTHS,
+    HEADS,
+    RELEVANT_HEADS,
+    Op,
+)
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.stages import Stage
 from esper.simic.training.vectorized import run_training
 from esper.tamiyo.baselines import NeverActor, first_applicable
-from esper.tamiyo.heuristic import HeuristicActor
+from esper.tamiyo.heuristic import ROTATION, HeuristicActor, HeuristicConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import SLOT_FEATURES
+from esper.tamiyo.policy.features import SLOT_FEATURES, Observation
 from esper.tamiyo.random_actor import RandomActor
-from synthetic import CPU, everything_legal, random_observation
+from synthetic import CPU, everything_legal, only_op, random_observation
 
 
 def test_the_heuristic_keeps_seeds_that_help(tmp_path: Path) -> None:
@@ -38,6 +45,38 @@ def test_the_heuristic_prunes_held_seeds_that_do_not_help_and_keeps_those_that_d
     actions = actor.act(observation, 0)[0]
     assert actions[:, 0].tolist() == [Op.PRUNE, Op.FOSSILISE, Op.ADVANCE]
     assert actions[:, 1].tolist() == [0, 1, 0]
+
+
+def waiting_for(op: Op, kinds: list[str]) -> Observation:
+    """One environment whose host learns no more, where ``op`` and these blueprints are legal."""
+    observation = only_op(random_observation((1,), slots=1, seed=5), op)
+    observation.masks.kinds[:] = False
+    observation.masks.kinds[..., [BLUEPRINTS.index(name) for name in kinds]] = True
+    observation.host[:] = 1.0
+    return observation
+
+
+def test_the_heuristic_asks_for_half_a_point_of_contribution() -> None:
+    for points, expected in ((0.3, Op.WAIT), (0.7, Op.FOSSILISE)):
+        observation = waiting_for(Op.FOSSILISE, [])
+        observation.slots[..., SLOT_FEATURES.index("contribution")] = 10.0 * points / 100.0
+        actor = HeuristicActor(40)
+        actor.begin(torch.arange(1), 0)
+        assert actor.act(observation, 0)[0][0, 0] == expected
+
+
+def test_the_heuristic_skips_a_blueprint_whose_seeds_were_pruned() -> None:
+    first, second = ROTATION[:2]
+    for penalty, expected in ((0.0, first), (8.0, second)):
+        actor = HeuristicActor(8, HeuristicConfig(penalty=penalty))
+        actor.begin(torch.arange(1), 0)
+        for op in (Op.GERMINATE, Op.PRUNE, Op.GERMINATE, Op.GERMINATE):
+            observation = waiting_for(op, [first, second])
+            observation.blueprints[:] = BLUEPRINTS.index(first)
+            observation.slots[..., SLOT_FEATURES.index("contribution")] = -1.0
+            action = actor.act(observation, 0)[0][0]
+        assert action[0] == Op.GERMINATE
+        assert action[HEADS.index("blueprint")] == BLUEPRINTS.index(expected)
 
 
 def test_the_random_policy_is_uniform_over_legal_options() -> None:

@@ -1,5 +1,6 @@
 """Exported networks give the same logits, in this process and in one without Esper."""
 
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,6 +173,7 @@ def test_onnx_runtime_gives_equal_logits(name: str) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     host, network, engine = case(name)
     session = onnxruntime.InferenceSession(onnx_bytes(export_program(network, host.image)))
+    assert logging.root.manager.disable == logging.NOTSET
     for count in (1, 5):
         images = images_of(host, count, torch.float32)
         (found,) = session.run(["logits"], {"images": plain(images).numpy()})

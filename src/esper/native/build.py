@@ -99,18 +99,20 @@ def compile_library(command: list[str], path: Path) -> None:
             [*command, f"-I{SOURCE}", "-c", str(unit), "-o", target]
             for unit, target in zip(units, objects, strict=True)
         ]
-        list(pool.map(lambda job: _run(job, log), jobs))
-        _run([*command, "-shared", *objects, "-o", f"{folder}/library.so"], log)
+        complaint = "".join(pool.map(_complaint, jobs))
+        complaint = complaint or _complaint(
+            [*command, "-shared", *objects, "-o", f"{folder}/library.so"]
+        )
+        if complaint:
+            log.write_text(complaint, encoding="utf-8", errors="backslashreplace")
+            raise Unavailable(f"{command[0]} failed; see {log}")
         keep(Path(folder) / "library.so", path)
 
 
-def _run(command: list[str], log: Path) -> None:
-    """Run the compiler; if it fails, write its output to ``log``."""
+def _complaint(command: list[str]) -> str:
+    """Run the compiler; what it says if it fails, after the command."""
     run = subprocess.run(command, capture_output=True, check=False, timeout=_SECONDS_TO_COMPILE)
-    if run.returncode:
-        text = f"{' '.join(command)}\n{_text(run.stderr)}"
-        log.write_text(text, encoding="utf-8", errors="backslashreplace")
-        raise Unavailable(f"{command[0]} failed; see {log}")
+    return f"{' '.join(command)}\n{_text(run.stderr)}\n" if run.returncode else ""
 
 
 def compile_for_a_wheel(folder: Path) -> list[Path]:

@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from pyarrow import parquet
@@ -16,8 +18,8 @@ from esper.leyline.events import PPOUpdateCompleted
 from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
 from esper.simic.distributed import cluster as cluster_module
-from esper.simic.distributed.cluster import INSTALL, Cluster
-from esper.simic.distributed.remote_actors import RemoteActors
+from esper.simic.distributed.cluster import INSTALL, ActorsLost, Cluster
+from esper.simic.distributed.remote_actors import SILENT_SECONDS, RemoteActors
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import RunSummary, resume_ppo, train_impala
 from processes import refusal
@@ -222,6 +224,25 @@ def test_more_ray_actors_than_cpus_are_refused_in_time(
     (line,) = capfd.readouterr().err.splitlines()
     assert "of 5 started within 3 s; each takes a CPU, and the cluster has 3" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_actor_that_answers_nothing_is_given_up_after_a_while(monkeypatch) -> None:
+    """With stand-ins for ray and its cluster."""
+    process = MagicMock()
+    actor = SimpleNamespace(pending_ping=None, handle=SimpleNamespace(process=process))
+    actors = object.__new__(RemoteActors)
+    actors.cluster = MagicMock()
+    actors.ray = SimpleNamespace(wait=lambda pings, timeout: ([], pings))
+    actors._actors = [actor]  # type: ignore[list-item]
+    actors._check_alive(actors._actors)
+    process.options.return_value.remote.assert_called_once()
+    late = time.monotonic() + SILENT_SECONDS + 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: late)
+    with pytest.raises(ActorsLost, match="actor 1 of 1 has answered nothing"):
+        actors._check_alive(actors._actors)
+    actors.ray.wait = lambda pings, timeout: (pings, [])
+    actors._check_alive(actors._actors)
+    assert actor.pending_ping[1] == late
 
 
 @pytest.mark.parametrize("found", [None, ModuleType("ray")])

@@ -180,6 +180,14 @@ def test_an_environment_behaves_as_with_its_task_alone(task: int):
             assert_close(cut(found[name][identities], part), part, f"{name} after step {t}")
 
 
+def test_shards_cost_what_their_hosts_and_rows_do():
+    env = growth()
+    env.reset(0)
+    for shard in env.shards:
+        rows = len(shard.engine.rows)
+        assert rows < shard.cost == rows * shard.host_parameters
+
+
 def test_the_order_of_the_environments_does_not_matter():
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(COUNT, generator=generator)

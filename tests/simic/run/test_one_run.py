@@ -14,13 +14,14 @@ from esper.leyline.errors import UsageError
 from esper.leyline.metrics import Metric
 from esper.runtime.data import Dataset
 from esper.runtime.gate import Permission
+from esper.runtime.tasks import TASKS
 from esper.runtime.text import text
 from esper.simic.growth import environment
 from esper.simic.offline.offline_run import learn_offline, resumed_config
 from esper.simic.run import identity
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.identity import check_same_run, identity_of
-from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
+from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from small_runs import SMALL
 
 
@@ -109,6 +110,27 @@ def test_a_changed_plugin_is_refused_and_not_executed(tmp_path: Path) -> None:
     resume_ppo(run, {"rounds": 2, "plugin": [str(moved)]}, permission=Permission((str(moved),)))
     assert trace.exists()
     assert load_latest(run).identity.plugins == identity_of("", _with(plugin=[moved]), {}).plugins
+
+
+def test_a_plugin_that_lost_the_task_is_refused_as_another_plugin(
+    tmp_path: Path, scratch_register: None
+) -> None:
+    plugin, empty = tmp_path / "own.py", tmp_path / "empty.py"
+    plugin.write_text(
+        "from dataclasses import replace\n"
+        "from esper.runtime.tasks import find, task\n"
+        "@task\n"
+        "def lost():\n"
+        "    return replace(find('digits_shift'), name='lost')\n"
+    )
+    empty.write_text("")
+    settings = SMALL | {"task": ["lost"], "plugin": [str(plugin)]}
+    config = unflatten({**settings, "rounds": 1, "telemetry_dir": str(tmp_path / "runs")})
+    run = run_training(config, "ppo", permission=Permission((str(plugin),))).path
+    edited(run, lambda content: content["settings"].update(plugin=[str(empty)]))
+    TASKS.pop("lost")
+    with pytest.raises(UsageError, match=r"^plugin: "):
+        resume_ppo(run, {"rounds": 2}, permission=Permission((str(empty),)))
 
 
 def _with(**settings: object):

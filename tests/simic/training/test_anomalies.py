@@ -95,6 +95,10 @@ PROVOKED = {
     ),
     "no drift of a norm that is not 1": ([{"grad_norm": 5.0}] * 10, []),
     "an entropy above its bound": ([{"head_entropy/op": 0.03}] * 5, []),
+    "entropy_collapse with little choice": (
+        [{"head_entropy/op": 0.01, "head_choice/op": 0.007}] * 3,
+        ["3 entropy_collapse head_entropy/op"],
+    ),
     "gradient_vanishing": ([{"grad_norm": 1e-8}] * 3, ["3 gradient_vanishing grad_norm"]),
     "gradient_vanishing of a head": (
         [{"head_grad_norms/op": 0.0, "head_choice/op": 0.5}] * 3,
@@ -115,6 +119,7 @@ UNPROVOKED: dict[str, list[dict[str, float | None]]] = {
     "gradient that wanders": [{"grad_norm": 2.0 ** (i % 3)} for i in range(20)],
     "gradient of a head without choice": [{"head_grad_norms/op": 0.0, "head_choice/op": 0.0}] * 5,
     "explained variance of constant returns": [{"explained_variance": -math.inf}] * 5,
+    "no gradient for two updates": [{"grad_norm": 0.0}] * 2,
     "metrics nobody reported": [{"ratio_max": None, "grad_norm": None}] * 5,
 }
 

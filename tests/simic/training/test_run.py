@@ -39,10 +39,11 @@ from esper.runtime.tasks import TASKS, find
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import RunDirectory, stored_config
-from esper.simic.training.setup import build_environment, resolve_tasks
+from esper.simic.training.setup import build_environment, complete_config, resolve_tasks
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
 from small_runs import SMALL, assert_same, timeless
+from synthetic import CPU
 
 TINY = SMALL | {"episode_length": 6, "seed": 5, "threads": None, "telemetry_level": "normal"}
 
@@ -393,6 +394,12 @@ def test_settings_are_stored_resolved(tmp_path: Path) -> None:
     content = json.loads((run / "config.json").read_text())
     assert content["settings"]["rounds"] == 3
     assert len(content["resumed"]) == 1
+
+
+def test_tasks_with_other_slots_leave_slots_and_seeds_open(tmp_path: Path) -> None:
+    config = tiny(tmp_path, task=["digits_shift", "digits_deep"])
+    stored = complete_config(config, build_environment(config, [CPU]), "torch").world
+    assert (stored.slots, stored.max_seeds) == ((), None)
 
 
 def test_use_amp_may_be_given_by_either_name(tmp_path: Path, capsys) -> None:  # type: ignore[no-untyped-def]

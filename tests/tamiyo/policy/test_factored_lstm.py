@@ -92,6 +92,18 @@ def test_hidden_layers_begin_orthogonal_with_the_gain_of_a_relu(layer) -> None:
     torch.testing.assert_close(product, 2 * torch.eye(small), rtol=0, atol=1e-4)
 
 
+def test_the_memory_begins_orthogonal_and_remembers_and_embeddings_are_small() -> None:
+    policy = FactoredLSTM(lstm_hidden=WIDTH)
+    for name, weight in policy.lstm.named_parameters():
+        if "weight" in name:
+            product = weight.detach().T @ weight.detach()
+            torch.testing.assert_close(product, torch.eye(len(product)), rtol=0, atol=1e-4)
+    forget_gate = torch.arange(4 * WIDTH) // WIDTH == 1
+    assert torch.equal(policy.lstm.get_parameter("bias_ih_l0").detach(), forget_gate.float())
+    embedded = [p.flatten() for name, p in policy.named_parameters() if "embedding" in name]
+    assert torch.cat(embedded).std().item() == pytest.approx(0.1, rel=0.2)
+
+
 def test_one_state_dict_acts_on_two_three_and_ten_slots(policy) -> None:
     weights = policy.state_dict()
     for slots in (2, 3, 10):
