@@ -49,6 +49,11 @@ def test_a_gain_that_has_levelled_off_was_learned() -> None:
     assert verdict(level[:12]).state == "learning"
 
 
+def test_a_gain_that_is_always_the_same_is_not_learning() -> None:
+    found = verdict([1.0] * 12)
+    assert found.text.startswith("not learning: gain is the same in every round")
+
+
 def test_a_falling_gain_gets_worse() -> None:
     assert verdict([-i + x for i, x in enumerate(NOISE)]).state == "getting worse"
 

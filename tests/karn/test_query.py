@@ -230,6 +230,9 @@ def test_unreadable_lines_are_counted_and_reported_once(tmp_path, capsys) -> Non
     assert capsys.readouterr().err == "warning: skipped 5 unreadable lines\n"
     assert rows(run, "SELECT unreadable FROM runs") == [(5,)]
     assert rows("interrupted", "SELECT unreadable, status FROM runs") == [(1, "interrupted")]
+    capsys.readouterr()
+    rows(run_of(tmp_path, update(1), tail=b"not json\n"), "SELECT count(*) FROM updates")
+    assert capsys.readouterr().err == "warning: skipped 1 unreadable line\n"
 
 
 def test_a_live_run_is_read_up_to_its_last_complete_line(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(tmp_path, 
     assert ("was interrupted after 2 of 100 rounds" in page.text) == (kind == "interrupted")
     assert ("unreadable lines were skipped: 1." in page.text) == (kind == "interrupted")
     assert ("Anomalies" in page.plots) == (kind == "anomalous")
+    (times,) = page.plots["Time per round"].axes
+    assert len([curve for curve in times.curves if len(curve) > 1]) >= 2
     gradients = page.plots["Gradient norm of each head"]
     assert ("missing" in gradients.words) == (kind == "anomalous")
     assert len(gradients.axes) == 9
@@ -314,6 +316,7 @@ def test_the_page_stacks_on_a_phone(tmp_path: Path) -> None:
 
 def test_no_title_label_or_legend_sticks_out_of_its_figure(tmp_path, monkeypatch) -> None:
     sticking: list[tuple[str, str]] = []
+    lines_of_lives: list[bool] = []
     drawn = drawing._svg
 
     def checked(figure: Figure, title: str, description: str) -> str:
@@ -326,12 +329,16 @@ def test_no_title_label_or_legend_sticks_out_of_its_figure(tmp_path, monkeypatch
             inside = box.x0 >= -2 and box.x1 <= figure.bbox.x1 + 2 and box.y0 >= -2
             if text.get_visible() and text.get_text() and not inside:
                 sticking.append((title, text.get_text()))
+        if title == "Lives of seeds":
+            lines_of_lives.extend(g.get_visible() for g in figure.axes[-1].get_ygridlines())
         return drawn(figure, title, description)
 
     monkeypatch.setattr(drawing, "_svg", checked)
     for name in ("healthy", "anomalous"):
         write_report([RECORDED / name], tmp_path / "report.html")
     assert sticking == []
+    assert lines_of_lives
+    assert not any(lines_of_lives)
 
 
 def test_the_page_says_whether_the_policy_learns(tmp_path: Path) -> None:

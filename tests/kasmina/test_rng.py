@@ -43,6 +43,14 @@ def test_philox_matches_the_published_vectors(
     assert tuple(word.item() for word in found) == answer
 
 
+def test_purposes_are_those_with_which_runs_were_recorded():
+    """Another number is another stream: a run that is resumed would not go on as it began."""
+    names = "HOST_INIT MINIBATCH ACTION POLICY_SHUFFLE RANDOM_POLICY DRIFT TASK GYM_RESET NEWBORN"
+    numbers = {name: number for number, name in enumerate(names.split(), 1)}
+    numbers |= {"HELD_OUT": 10, "SEED_INIT": 1000}
+    assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
+
+
 def test_random_bits_are_philox_of_the_documented_counter_and_key():
     """Key (seed, stream), counter (block, step, episode, purpose)."""
     expected = [

@@ -1,5 +1,6 @@
 """``esper evaluate``: the table, the files, and bad input in one line."""
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_fields
+from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from esper.karn.report import write_report
@@ -31,7 +34,7 @@ from esper_lab.evaluation import (
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder_steps import OPPONENTS, budget_text, differences, differences_text, front
 from esper_lab.plans import NEVER, library
-from tiny_population import LARGE, tiny, trained_run
+from tiny_population import LARGE, evaluation_of, tiny, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
 SMALL = ["--hosts", "4", "--training-hosts", "20", "--threads", "1"]
@@ -74,6 +77,27 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     monkeypatch.setattr(controls, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0
     assert read_evaluation(tmp_path / "other" / LADDER_FILE).rungs == found.rungs[:-1]
+
+
+def test_each_task_has_a_table_of_its_own_in_which_the_policy_stands_out(monkeypatch) -> None:
+    rungs = [
+        Rung(name, policy, utility, utility, [0.0] * 4)
+        for name, policy, utility in (
+            ("never grow", False, [0.1, 0.2, 0.3, 0.4]),
+            ("mine", True, [0.2, 0.3, 0.6, 0.9]),
+        )
+    ]
+    evaluation = replace_fields(evaluation_of(rungs), tasks=["a", "b", "a", "b"])
+    monkeypatch.setattr(command, "headroom_text", lambda evaluation: "")
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
+    command.show(console, evaluation)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    rows = [line for line in lines if "mine" in line and "│" in line]
+    assert all("\x1b[1mmine" in row for row in rows)
+    assert not any("\x1b[1mnever" in line for line in lines)
+    means = [re.findall(r"\d+\.\d", re.sub(r"\x1b\[[0-9;]*m", "", row))[0] for row in rows]
+    assert means[:3] == ["50.0", "40.0", "60.0"]
 
 
 def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> None:

@@ -64,6 +64,9 @@ def test_batches_do_not_matter(monkeypatch):
     sizes: list[int] = []
     assert_equal(play(HOSTS, growing, 2, on_batch=sizes.append), whole)
     assert sizes == [4, 4]
+    # A host with all its environments is never divided.
+    play(HOSTS, growing, 6, on_batch=sizes.append)
+    assert sizes[2:] == [6] * 4
 
 
 def test_the_progress_counts_episodes(plans: Outcome):

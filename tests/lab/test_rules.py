@@ -126,6 +126,12 @@ def test_optimal_stopping_waits_for_an_event_and_then_chooses():
         assert worth(rule, fresh) > worth(lesser, fresh) + 0.05
 
 
+def test_optimal_stopping_never_grows_where_all_plans_are_worth_the_same():
+    known = population(0)
+    known.utility[:] = 0.5
+    assert (RULES["optimal stopping"](known)(known.features) == known.never).all()
+
+
 @pytest.mark.parametrize("name", ["tree", "forest"])
 def test_a_learned_rule_beats_the_fixed_plan(name: str):
     rule = RULES[name](hidden_kind(population(0), step=2))

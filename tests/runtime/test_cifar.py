@@ -133,6 +133,7 @@ BAD_PICKLES = {
     "floats": pickle.dumps({"data": PIXELS.astype(float), "labels": [0, 0]}, 2),
     "another shape": pickle.dumps({"data": PIXELS[:, :9], "labels": [0, 0]}, 2),
     "few labels": pickle.dumps({"data": PIXELS, "labels": [0]}, 2),
+    "a label of 40 bits": pickle.dumps({"data": PIXELS, "labels": [0, 1 << 40]}, 2),
     "labels of texts": pickle.dumps({"data": PIXELS, "labels": ["a", "b"]}, 2),
     "no dictionary": pickle.dumps([1], 2),
     "empty": b"",

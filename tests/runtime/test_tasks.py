@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.errors import UsageError
 from esper.runtime import data
 from esper.runtime.tasks import (
@@ -156,6 +157,15 @@ def test_duplicate_task_is_refused(wanted: list[str], double: str):
 def test_empty_list_error_names_the_suites():
     with pytest.raises(UsageError, match=r"task: no task .*suite, held_out"):
         find_all([])
+
+
+def test_defaults_are_those_of_the_recorded_results():
+    task = Task("plain", "digits", CnnHost((4, 4), 10, (8, 8, 1)), data.digits)
+    names = "episode_length", "max_batches", "batch_size", "learning_rate", "max_gradient_norm"
+    assert [getattr(task, name) for name in names] == [40, 8, 64, 5e-3, 1.0]
+    assert (task.price, task.weight_decay, task.deadline) == (0.05, 0.0, 1.0)
+    before = Pretraining(data.digits)
+    assert (before.steps, before.learning_rate, before.hosts, before.seed) == (20, 1e-2, 8, 0)
 
 
 def test_agree_returns_the_common_budget():

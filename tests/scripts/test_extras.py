@@ -108,7 +108,7 @@ def test_a_run_ends_well_without_its_report(without_extras) -> None:
 def test_pictures_are_left_out_with_a_line(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     # What would be drawn is not looked at.
-    assert evaluate._picture(None, Console()) == {}
+    assert evaluate._picture(None, Console(width=40)) == {}
     grown_files._draw(None, tmp_path)
     text = "needs the library matplotlib; pip install 'esper-growth[report]'"
     assert capsys.readouterr().out == f"no ladder.svg: {text}\nno growth.svg: {text}\n"

@@ -226,6 +226,12 @@ def test_a_file_may_import_its_neighbours(mine: str, tmp_path: Path, monkeypatch
     assert own.build().in_features == 3
 
 
+def test_an_error_of_a_file_is_described_even_without_a_message(mine: str) -> None:
+    own = find_own(mine, None, Permission((mine,)))
+    assert own.describe(ValueError()) == "ValueError: no message"
+    assert own.describe(ValueError(" too\nlong")) == "ValueError: too"
+
+
 @pytest.fixture
 def written(mine: str, tmp_path: Path) -> Callable[..., int]:
     """Writes the files of a trained network as the command does; the exit status."""

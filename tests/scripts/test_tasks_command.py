@@ -213,6 +213,22 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
     assert re.search(r"signal-to-noise ratio .* \d+\.\d+ in the reward of a step", out)
 
 
+@pytest.mark.parametrize(("groups", "refused"), [(4, False), (5, True)])
+def test_a_description_plays_as_many_environments_as_may_be(
+    groups: int, refused: bool, monkeypatch
+) -> None:
+    class Played(Exception):
+        pass
+
+    def played(*_: object) -> None:
+        raise Played
+
+    monkeypatch.setattr(describe, "MAX_ENVIRONMENTS", 8)
+    monkeypatch.setattr(describe, "diagnose", played)
+    with pytest.raises(UsageError if refused else Played):
+        describe.describe(Console(), [find("digits")], describe.Trial(groups, 2, "paired"))
+
+
 def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     """Made-up results of three hosts with two environments each; the interval is over hosts."""
     draws = np.random.default_rng(0)

@@ -10,6 +10,7 @@ from textual.pilot import Pilot
 
 from esper.karn.sanctum.app import KEYS, PAGES, Sanctum
 from esper.karn.sanctum.policy_page import ROWS
+from esper.karn.sanctum.signs import GLYPHS, stage_name
 from esper.karn.sanctum.widgets import RowsTable
 from esper.leyline.events import AnomalyDetected, TrainingFinished, encode
 from esper.leyline.stages import Stage
@@ -161,7 +162,12 @@ def test_the_scoreboard_and_the_anomalies_open_their_moment() -> None:
 
 
 def test_help_lists_every_key() -> None:
-    text = " ".join(shown(RECORDED / "healthy", "question_mark", size=(100, 50)))
+    lines = shown(RECORDED / "healthy", "question_mark", size=(100, 50))
+    begin = next(i for i, line in enumerate(lines) if "Stages of a slot" in line)
+    for line, stages in zip(lines[begin + 1 :], (range(1, 5), range(5, 10)), strict=False):
+        known = [stage for stage in stages if stage in GLYPHS]
+        assert all(GLYPHS[stage] in line and stage_name(stage) in line for stage in known)
+    text = " ".join(lines)
     for keys in KEYS.values():
         for key, meaning in keys:
             assert key in text
@@ -355,6 +361,8 @@ def test_many_slots_and_many_environments_fit(tmp_path: Path) -> None:
     assert re.search(r"^ +299 ", text, re.MULTILINE)
     assert re.search(r"^ +285 ", text, re.MULTILINE)
     assert "environment 299" in "\n".join(shown(run, "3", "left"))
+    first = max(map(int, re.findall(r"^ +(\d+) ", "\n".join(shown(run)), re.MULTILINE)))
+    assert f"environment {first} " in "\n".join(shown(run, "pagedown", "enter"))
 
 
 def test_every_head_is_visible_at_80x24() -> None:

@@ -69,12 +69,12 @@ def test_a_replay_passes_every_step_at_its_speed_and_ends_live(tmp_path: Path) -
     playhead = playing(tmp_path, *a_round(1), *a_round(2))
     playhead.replay()
     playhead.speed = SPEEDS.index(5)
-    seen = [at(playhead)]
-    for _ in range(100):
-        if playhead.live:
-            break
+    seen, ticks = [at(playhead)], 0
+    while not playhead.live and ticks < 100:
+        ticks += 1
         if playhead.advance(0.1):
             seen.append(at(playhead))
+    assert ticks == pytest.approx(2 * (len(seen) - 1), abs=1)
     assert seen == [(r, s) for r in (1, 2) for s in (1, 2, 3, 4)] + [(2, 4)]
     assert playhead.live
 
