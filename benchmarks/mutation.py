@@ -48,6 +48,8 @@ NATIVE_TESTS = (
     "tests/tolaria/test_training_oracle.py",
     "tests/tolaria/test_measure_oracle.py",
     "tests/tolaria/test_independence.py",
+    "tests/tolaria/test_signals.py",
+    "tests/tolaria/test_minibatches.py",
 )
 """Tests of what is written in C++, whose lines coverage does not follow."""
 COVERAGE = """[run]

@@ -1,4 +1,4 @@
-"""Flipped bits and cuts of the files from which other commands than training go on."""
+"""Flipped bits and cuts of every kind of sealed file that a command reads back."""
 
 import json
 import os
@@ -13,13 +13,18 @@ import numpy as np
 
 from esper.karn import grown_runs
 from esper.leyline.errors import UsageError
+from esper.nissa.sinks import rotate
 from esper.runtime.gate import NOTHING
 from esper.scripts import grow_model
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
+from esper.scripts.query import query
 from esper.scripts.several_seeds import SETTINGS, train_seeds
+from esper.simic.records.episodes import read_episodes
+from esper.simic.run.checkpoint import load_latest
+from esper_lab.evaluation import Evaluation, Rung, encoded, read_evaluation
 from esper_lab.play import Outcome, load_or_make
-from torture.common import TINY, Part, quiet, timed
+from torture.common import TINY, Part, quiet, timed, trained
 
 FLIPS, CUTS = 1000, 200
 MODEL = """
@@ -36,11 +41,12 @@ Command = Callable[[], int]
 
 
 def seals(work: Path) -> Part:
-    """Damage one file at a time; the command is refused in one line or ends with the same bytes."""
-    part = Part(f"{FLIPS} flips and {CUTS} cuts of each sealed file of grow, evaluate and --seeds")
+    """Damage one file at a time; one line names it, and nothing of it is taken for the whole."""
+    part = Part(f"{FLIPS} flips and {CUTS} cuts of each kind of sealed file")
     outcomes: Counter[str] = Counter()
     with timed(part), _inside(work):
-        for make in (_stopped_growth, _finished_growth, _stage, _seeds):
+        makers = (_stopped_growth, _finished_growth, _stage, _ladder, _seeds)
+        for make in (*makers, _checkpoint, _records, _events):
             paths, command = make()
             for path in paths:
                 _harm(path, command, part, outcomes)
@@ -75,11 +81,18 @@ def _harm(path: Path, command: Command, part: Part, outcomes: Counter[str]) -> N
             part.lost.append(f"{path} {number}: {type(error).__name__}: {error}")
             continue
         lines = told.getvalue().splitlines()
-        if status == 2 and len(lines) == 1 and path.name in lines[0]:
-            outcomes[f"refused {path.name}"] += 1
+        # A query leaves events out that cannot be read, and counts them in a second line.
+        expected = (0, 2) if path.parent.name == "events" else (2, 1)
+        if (status, len(lines)) == expected and path.name in lines[0]:
+            outcomes[f"noticed {_kind(path)}"] += 1
         else:
             part.lost.append(f"{path} {number}: status {status}, {lines}")
     path.write_bytes(whole)
+
+
+def _kind(path: Path) -> str:
+    """The name of a file, or of its folder if it has a number."""
+    return path.name if path.suffix != ".parquet" else f"{path.parent.name}/*.parquet"
 
 
 def _growth(out: str) -> list[str]:
@@ -137,3 +150,44 @@ def _seeds() -> tuple[list[Path], Command]:
     path = Path("seeds", "pair", SETTINGS)
     assert json.loads(path.read_text())
     return [path], lambda: run_guarded(train, [])
+
+
+def _ladder() -> tuple[list[Path], Command]:
+    """The file of an evaluation, which the report of a run reads."""
+    path, values = Path("ladder.json"), [0.5, 0.25]
+    rungs = [Rung("never grow", False, values, values, [0.0, 0.0])]
+    path.write_bytes(
+        encoded(Evaluation("rule", "digits", 2, ["a", "b"], ["never"], rungs, [None] * 2))
+    )
+    return [path], _reading(lambda: read_evaluation(path))
+
+
+def _reading(read: Callable[[], object]) -> Command:
+    """A command that only reads."""
+
+    def command(_: list[str]) -> int:
+        read()
+        return 0
+
+    return lambda: run_guarded(command, [])
+
+
+def _checkpoint() -> tuple[list[Path], Command]:
+    """Every file of a checkpoint, from which runs are resumed and policies are taken."""
+    run = trained(Path("saved"), 1)
+    (folder,) = (run / "checkpoints").glob("[0-9]*")
+    return sorted(folder.iterdir()), _reading(lambda: load_latest(run))
+
+
+def _records() -> tuple[list[Path], Command]:
+    """A round of episodes, from which policies learn."""
+    run = trained(Path("recorded"), 1, record=True)
+    return sorted((run / "records").glob("*.parquet")), _reading(lambda: read_episodes([run]))
+
+
+def _events() -> tuple[list[Path], Command]:
+    """A part to which the lines of a long run have moved; its query leaves them out."""
+    run = trained(Path("moved"), 1)
+    rotate(run, 1 << 20)
+    words = [str(run), "select count(*) from updates"]
+    return sorted((run / "events").glob("*.parquet")), lambda: run_guarded(query, words)

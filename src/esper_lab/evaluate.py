@@ -24,7 +24,7 @@ from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
-from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung
+from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder import usable_controls
@@ -143,7 +143,7 @@ def evaluate(arguments: list[str]) -> int:
     if evaluation.shipped is not None:
         line = f"The controls ship with Esper ({evaluation.shipped}); --fresh plays them anew."
         console.print(line, soft_wrap=True)
-    files = {LADDER_FILE: msgspec.json.encode(evaluation), **_picture(evaluation, console)}
+    files = {LADDER_FILE: encoded(evaluation), **_picture(evaluation, console)}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
@@ -180,7 +180,7 @@ def _into_run(run: Path, evaluation: Evaluation, console: Console) -> list[Path]
     path = run / LADDERS / f"{evaluation.suite}.json"
     try:
         path.parent.mkdir(exist_ok=True)
-        replace_synced(path, msgspec.json.encode(evaluation))
+        replace_synced(path, encoded(evaluation))
     except OSError as error:
         line = f"The report of {run} will not show it: cannot write {path} ({error.strerror})."
         console.print(line, soft_wrap=True)

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import msgspec
 
+from esper.leyline.disk import DamagedFile, sealed_json, unsealed_json
 from esper.leyline.errors import UsageError
 
 SCHEMA = 1
@@ -139,14 +140,21 @@ class Evaluation(msgspec.Struct, frozen=True):
     front: list[PricedRung] = []
 
 
+def encoded(evaluation: Evaluation) -> bytes:
+    """The content of the file of an evaluation, with its checksum."""
+    return sealed_json(msgspec.to_builtins(evaluation))
+
+
 def read_evaluation(path: Path) -> Evaluation:
     """Read the file of an evaluation.
 
     Raises:
-        UsageError: it cannot be read, or has another format.
+        UsageError: it cannot be read, is damaged, or has another format.
     """
     try:
-        evaluation = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        evaluation = msgspec.convert(unsealed_json(path.read_bytes()), Evaluation)
+    except DamagedFile as error:
+        raise UsageError(f"evaluation: {path} is damaged ({error}); evaluate again") from error
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(f"evaluation: cannot read {path} ({error}); evaluate again") from error
     if evaluation.schema != SCHEMA:

@@ -12,9 +12,10 @@ from scipy import stats
 
 from esper.karn.report import write_report
 from esper.karn.report.drawing import figure_style, standalone
+from esper.leyline.disk import sealed_json
 from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
-from esper_lab.evaluation import Evaluation, Rung, read_evaluation
+from esper_lab.evaluation import Evaluation, Rung, encoded, read_evaluation
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
 from esper_lab.ladder_steps import Headroom, headroom, headroom_text, steps, units
 from report_pages import check
@@ -207,7 +208,7 @@ def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, dam
     folder.mkdir()
     good = msgspec.structs.replace(FOUND, policy="elsewhere")
     for name, content in (("tiny", good), ("bad", damaged), ("copy", FOUND)):
-        (folder / f"{name}.json").write_bytes(msgspec.json.encode(content))
+        (folder / f"{name}.json").write_bytes(encoded(content))
     with pytest.raises(UsageError, match=r"^evaluation: .*bad\.json is damaged .*evaluate again$"):
         read_evaluation(folder / "bad.json")
     text = write_report([run], tmp_path / "report.html").read_text()
@@ -222,7 +223,7 @@ def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, dam
 
 def test_the_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "ladder.json"
-    path.write_bytes(msgspec.json.encode(FOUND))
+    path.write_bytes(encoded(FOUND))
     assert read_evaluation(path) == FOUND
 
 
@@ -230,9 +231,10 @@ def test_the_file_is_read_as_it_was_written(tmp_path):
     ("content", "says"),
     [
         (None, "cannot read"),
-        (b"{", "cannot read"),
-        (b'{"policy": "x"}', "cannot read"),
-        (msgspec.json.encode(msgspec.structs.replace(FOUND, schema=9)), "has schema 9, not 1"),
+        (b"{", "is damaged"),
+        (encoded(FOUND).replace(b"0.5", b"0.6", 1), "its checksum does not match"),
+        (sealed_json({"policy": "x"}), "cannot read"),
+        (encoded(msgspec.structs.replace(FOUND, schema=9)), "has schema 9, not 1"),
     ],
 )
 def test_an_unreadable_file_is_refused_in_one_line(tmp_path, content: bytes | None, says: str):

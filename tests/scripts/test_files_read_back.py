@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from esper.karn.report import write_report
 from esper.leyline.config import unflatten
 from esper.leyline.errors import UsageError
+from esper.leyline.run_files import LADDERS
 from esper.scripts import grow_model, grown_files
 from esper.scripts.entry import run_guarded
 from esper.scripts.grow import grow
@@ -28,6 +30,7 @@ KINDS = {
     r"records/round-\d+\.(parquet|draft)": "a seal in its metadata",
     r"events/[\d-]+[0-9a-f-]+\.parquet": "a digest in its name",
     r"(progress|settings|result)\.(pt|json)": "a seal",
+    r"ladders/[\w-]+\.json": "a seal",
     # Without a checksum: a line that cannot be read is counted and left out.
     r"events\.jsonl": "line by line",
     # Without a checksum: people edit it; the checkpoint holds the settings that count.
@@ -82,8 +85,11 @@ def test_what_a_resume_and_the_readers_of_a_run_open(tmp_path: Path, capsys) -> 
             words = [str(run), f"SELECT count(*) FROM {view}"]
             assert run_guarded(query, words) == 0
         assert run_guarded(runs, [str(tmp_path)]) == 0
+        (run / LADDERS).mkdir()
+        (run / LADDERS / "digits.json").write_text("{}")
+        write_report([run], tmp_path / "report.html")
     assert {"config.json", "events.jsonl", "checkpoints/000002/manifest.json"} <= paths
-    assert "records/round-000001.parquet" in paths
+    assert {"records/round-000001.parquet", "ladders/digits.json"} <= paths
     assert unknown(paths) == []
 
 
