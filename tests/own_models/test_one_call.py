@@ -15,6 +15,7 @@ import esper
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.growth_picture import STAGE_COLOURS
+from esper.own_models.lifecycle_controller import MEANINGS
 from esper.own_models.objectives import Evaluator, objective
 from grown_modules import germinated, quietly_grown
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens, unchanged
@@ -308,6 +309,16 @@ def test_a_line_per_epoch_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert lines[0] == "slots: layer1.0 (4), layer1.1 (4), layer2.0 (8), layer2.1 (8)"
     assert sum(line.startswith("epoch ") for line in lines) == 10
     assert any(line.startswith("    layer1.0: conv_light germinates") for line in lines)
+    # Each word is explained once, below the line that is the first to use it.
+    for word, meaning in MEANINGS.items():
+        places = [
+            i for i, line in enumerate(lines) if word in line and not line.startswith("    (")
+        ]
+        told = [i for i, line in enumerate(lines) if line == f"    ({word}: {meaning})"]
+        assert len(told) == bool(places), word
+        if places:
+            between = lines[places[0] + 1 : told[0]]
+            assert all(line.startswith("    ") for line in between)
 
 
 def test_a_metric_that_is_not_a_number_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:

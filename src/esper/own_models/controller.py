@@ -1,7 +1,7 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
@@ -175,8 +175,8 @@ class Growth:
                 "it is finite"
             )
         self.history.append(record)
-        if self.report is not None:
-            self.report(record.line(self.options.epochs))
+        self._say(record.line(self.options.epochs))
+        self._explain(record.actions)
         if len(self.history) == self.options.epochs:
             self.finish()
         return record
@@ -188,6 +188,12 @@ class Growth:
         trials = {slot for each in stages for slot, stage in each.items() if stage != Stage.DORMANT}
         text = f"seeds were tried in {len(trials)} of {len(slots)} places"
         return text if trials else f"{text}: {len(stages)} epochs were too few for this policy"
+
+    def _explain(self, actions: Sequence[str]) -> None:
+        """Say what the words in ``actions`` mean that nothing has said before."""
+        if self._lifecycle is not None:
+            for line in self._lifecycle.new_words(actions):
+                self._say(f"    {line}")
 
     def note_end(self, line: str) -> None:
         """Say what happened after the last epoch, and note it there."""
@@ -205,8 +211,10 @@ class Growth:
             the module.
         """
         if self._lifecycle is not None and not self.finished:
-            for line in self._lifecycle.end():
+            lines = self._lifecycle.end()
+            for line in lines:
                 self.note_end(line)
+            self._explain(lines)
             self._say(f"    {self._trial_line()}")
         self._stop_waiting()
         self.finished = True
@@ -326,16 +334,15 @@ class Growth:
         """Prepare the lifecycle of seeds in the slots."""
         from esper.own_models.lifecycle_controller import LifecycleController, actor
 
-        policy = actor(
-            self.options.policy, slots, self.options.epochs, self.options.seed, self._say
-        )
-        body = GraftedModel(self.model, slots, optimizer, self.options.epochs, self.options.seed)
+        options = self.options
+        policy = actor(options.policy, slots, options.epochs, options.seed, self._say)
+        body = GraftedModel(self.model, slots, optimizer, options.epochs, options.seed)
         self._lifecycle = LifecycleController(
             body,
             policy,
             lambda: self._validation(None),
-            self.options.price,
-            self.options.max_parameters,
+            options.price,
+            options.max_parameters,
             self.classes,
         )
 

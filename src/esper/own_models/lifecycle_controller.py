@@ -3,7 +3,7 @@
 The lifecycle is that of the engine at N = 1. The validation of the module comes from outside.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from math import isfinite, log1p
 from pkgutil import resolve_name
@@ -70,6 +70,7 @@ class LifecycleController:
         self._snapshot: dict[str, Tensor] | None = None
         self._observations: list[dict[str, Tensor]] = []
         self._first_step = 0
+        self._words: set[str] = set()
         unknown = torch.full((1, HISTORY + 1), float("nan"))
         self._progress = Progress(
             step=0,
@@ -96,6 +97,13 @@ class LifecycleController:
     def acting_parameters(self) -> int:
         """Parameters of the seeds that act on the output."""
         return int(self.body.seed_parameters(self.state)[self.state.acting].sum())
+
+    def new_words(self, actions: Sequence[str]) -> list[str]:
+        """What the words of the lifecycle mean that ``actions`` are the first to use."""
+        text = "\n".join(actions)
+        words = [word for word in MEANINGS if word in text and word not in self._words]
+        self._words.update(words)
+        return [f"({word}: {MEANINGS[word]})" for word in words]
 
     def remember(self, validation: Validation) -> None:
         """Add a validation to the history that the policy sees."""
@@ -173,16 +181,14 @@ class LifecycleController:
             sizes = self.body.seed_parameters(state)[0]
             for s in candidates[0].nonzero()[:, 0].tolist():
                 cost = self._price * log1p(int(sizes[s]) / self._count)
-                text = (
-                    f"(contribution {100 * contributions[s]:+.2f}, price {100 * cost:.2f} points)"
-                )
+                why = f"contribution {100 * contributions[s]:+.2f}, price {100 * cost:.2f} points"
                 stays = bool(contributions[s] > cost)
                 removes |= not stays
                 if stays:
                     state.stage[0, s] = Stage.FOSSILISED
                 what = f"stays at alpha {state.alpha[0, s]:.2f}" if stays else "is removed"
                 name = BLUEPRINTS[int(state.blueprint[0, s])]
-                lines.append(f"{self.slots[s].name}: {name} {what} at the end {text}")
+                lines.append(f"{self.slots[s].name}: {name} {what} at the end ({why})")
         self._show(roll_back(state, torch.ones(1, dtype=torch.bool)))
         self.body.close()
         if removes:
@@ -312,6 +318,17 @@ class LifecycleController:
 
 RUNAWAY = 5.0
 """How many times the first validation loss a runaway loss exceeds; about 12 nats of ten classes."""
+
+MEANINGS = {
+    "germinates": "a seed, a small module, is put behind a layer; the network does not use it yet",
+    "TRAINING": "the seed learns aside; what the network computes stays as it is",
+    "BLENDING": "its output is mixed in, from alpha 0 to 1",
+    "HOLDING": "it acts in full until it is decided whether it stays",
+    "contribution": "score with the seed minus the score without it",
+    "FOSSILISED": "the seed stays",
+    "pruned": "the seed is removed",
+}
+"""What the words in the lines of the lifecycle mean."""
 
 _OF_DETECTOR = ("losses", "strikes", "healthy")
 """What changes of a ``DivergenceDetector``."""
