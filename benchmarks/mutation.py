@@ -22,6 +22,7 @@ import sys
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -152,31 +153,49 @@ class Cover:
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that try a mutant; empty if no test executes its line.
 
-        Those come first whose file is named as the mutant's is, or its folder, and of them the
-        fastest.
+        What is computed once, at import or by a function that remembers, is executed before the
+        tests that use it: these are the tests that execute a line with its name, or have it in
+        their text. Those come first whose file is named as the mutant's is, or its folder, and of
+        them the fastest.
         """
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
         tests = self._tests[mutant.path][str(mutant.line)]
-        source = (ROOT / mutant.path).read_text()
-        if not tests & self.seconds.keys() or not is_in_function(source, mutant.line):
-            # What a module computes at import is executed before the tests that use it, and what a
-            # fixture executes belongs to no test.
+        names = names_of_what_is_computed_once((ROOT / mutant.path).read_text(), mutant.line)
+        if names:
+            tests = tests | self._tests_with(names)
+        if not tests & self.seconds.keys():
+            # What a fixture executes belongs to no test.
             folder = Path(mutant.path).parent
             near = [lines for file, lines in self._tests.items() if Path(file).parent == folder]
-            tests = {test for lines in near for names in lines.values() for test in names}
-            tests.update(test for test in self.seconds if test.startswith(PAGES))
+            tests = {test for lines in near for each in lines.values() for test in each}
         # A context may also name a function of a test that is none itself.
         tests = tests & self.seconds.keys()
         words = set(re.split(r"[/_.]", mutant.path)) - {"src", "esper", "py"}
 
-        def order(test: str) -> tuple[bool, int, float]:
-            likeness = len(words & set(re.split(r"[/_.]", test.partition("::")[0])))
-            return not test.startswith(PAGES), -likeness, self.seconds[test]
+        def order(test: str) -> tuple[bool, bool, int, float]:
+            file = test.partition("::")[0]
+            likeness = len(words & set(re.split(r"[/_.]", file)))
+            mentions = bool(names) and _mentions(names, _text(file))
+            return not test.startswith(PAGES), not mentions, -likeness, self.seconds[test]
 
         ordered = sorted(tests, key=order)[:MOST_TESTS]
         totals = accumulate(self.seconds[test] for test in ordered)
         return [test for test, total in zip(ordered, totals, strict=True) if total < MOST_SECONDS]
+
+    def _tests_with(self, names: set[str]) -> set[str]:
+        """Tests that execute a line with one of ``names``, or whose file has one; and of pages."""
+        tests = {
+            test
+            for test in self.seconds
+            if test.startswith(PAGES) or _mentions(names, _text(test.partition("::")[0]))
+        }
+        for file, lines in self._tests.items():
+            text = _text(file).splitlines()
+            for line, executing in lines.items():
+                if _mentions(names, text[int(line) - 1]):
+                    tests |= executing
+        return tests
 
     def _part(self, file: Path, copy: Path) -> tuple[Lines, dict[str, float]]:
         """Lines and seconds of one file of tests."""
@@ -210,14 +229,39 @@ class Cover:
         return {"lines": lines, "seconds": seconds}
 
 
-def is_in_function(source: str, line: int) -> bool:
-    """Whether a line is executed when a function is called, not when the module is imported."""
-    bodies = [
-        (node.body[0].lineno, node.end_lineno or 0)
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    return any(begin <= line <= end for begin, end in bodies)
+def names_of_what_is_computed_once(source: str, line: int) -> set[str]:
+    """What a line at the top of a module or class defines, or the cached function around it.
+
+    Empty if the line is executed whenever a function is called.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.body[0].lineno <= line:
+                cached = any("cache" in ast.unparse(each) for each in node.decorator_list)
+                return {node.name} if cached else set()
+            # A default of a parameter.
+            names = names if node.name.startswith("__") else {node.name}
+        elif isinstance(node, ast.ClassDef):
+            names = {node.name}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+    return names
+
+
+@cache
+def _text(file: str) -> str:
+    """The text of a file of the repository."""
+    return (ROOT / file).read_text()
+
+
+def _mentions(names: set[str], text: str) -> bool:
+    """Whether a text has one of the names, as in Python or as a flag of a command."""
+    words = "|".join(name.replace("_", "[-_]") for name in names)
+    return re.search(rf"(?<!\w)(?:{words})(?!\w)", text) is not None
 
 
 def _lines(folder: Path, copy: Path, file: Path) -> Lines:

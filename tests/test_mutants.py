@@ -64,10 +64,14 @@ def test_a_draw_is_spread_over_packages_parses_and_is_reproducible() -> None:
             ast.parse(changed)
 
 
-def test_what_is_executed_at_import_is_told_from_what_is_called() -> None:
-    from mutation import is_in_function
+def test_what_is_computed_once_is_told_from_what_is_called() -> None:
+    from mutation import names_of_what_is_computed_once
 
-    source = "A = 1\ndef f(x=2):\n    return 3\nclass B:\n    c = 4\n    def g(self):\n        5\n"
-    assert [is_in_function(source, line) for line in range(1, 8)] == [
-        False, False, True, False, False, False, True,
-    ]  # fmt: skip
+    source = (
+        "A = 1\ndef f(x=2):\n    return 3\nclass B:\n    c = 4\n    def __init__(self, x=5):\n"
+        "        6\n@cache\ndef g():\n    return 7\n"
+    )
+    expected = {1: "A", 2: "f", 4: "B", 5: "c", 6: "B", 10: "g"}
+    for line in (1, 2, 3, 4, 5, 6, 7, 10):
+        names = names_of_what_is_computed_once(source, line)
+        assert names == ({expected[line]} if line in expected else set()), line

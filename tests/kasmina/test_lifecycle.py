@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.lifecycle import Rules, apply, legal_slots, progress, roll_back, tick
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
+from esper.leyline import actions
 from esper.leyline.actions import BLUEPRINTS, HEADS, Curve, Op, Style
 from esper.leyline.stages import PRUNABLE, TRANSITIONS, Stage
 from esper.runtime import data
@@ -398,6 +399,13 @@ def test_pruned_slot_stays_closed_for_the_embargo_and_two_steps(episode_length, 
         walk.ticks()
     assert walk.stage() == Stage.DORMANT
     assert walk.do(Op.GERMINATE, 0)
+
+
+def test_options_of_the_heads_stand_for_the_documented_numbers() -> None:
+    assert actions.TEMPO_STEPS == (3, 5, 8)
+    assert actions.ALPHA_TARGETS == (0.5, 0.7, 1.0)
+    assert actions.ALPHA_SPEED_STEPS == (0, 3, 5, 8)
+    assert actions.CURVE_STEEPNESS == (0.0, 0.0, 6.0, 12.0, 24.0)
 
 
 @pytest.mark.parametrize("tempo", TEMPO)

@@ -222,6 +222,7 @@ def test_every_setting_of_a_task_counts(change):
 
 
 def test_threads_do_not_count_and_identities_do():
+    assert Population(HOSTS.tasks).threads == 1
     one = Population(TASKS)
     assert digest(hosts_of(replace(one, threads=8))) == digest(hosts_of(one))
     for change in ({"first": 1}, {"seed": 2}, {"data_seed": 3}):
