@@ -164,6 +164,9 @@ class Cover:
         names = names_of_what_is_computed_once((ROOT / mutant.path).read_text(), mutant.line)
         if names:
             tests = tests | self._tests_with(names)
+        # Coverage does not see a process that ends at once, or is killed.
+        stem = Path(mutant.path).stem
+        tests = tests | {test for test in self.seconds if stem in _words(test.partition("::")[0])}
         if not tests & self.seconds.keys():
             # What a fixture executes belongs to no test.
             folder = Path(mutant.path).parent
@@ -171,11 +174,11 @@ class Cover:
             tests = {test for lines in near for each in lines.values() for test in each}
         # A context may also name a function of a test that is none itself.
         tests = tests & self.seconds.keys()
-        words = set(re.split(r"[/_.]", mutant.path)) - {"src", "esper", "py"}
+        words = _words(mutant.path) - {"src", "esper", "py"}
 
         def order(test: str) -> tuple[bool, bool, int, float]:
             file = test.partition("::")[0]
-            likeness = len(words & set(re.split(r"[/_.]", file)))
+            likeness = len(words & _words(file))
             mentions = bool(names) and _mentions(names, _text(file))
             return not test.startswith(PAGES), not mentions, -likeness, self.seconds[test]
 
@@ -250,6 +253,11 @@ def names_of_what_is_computed_once(source: str, line: int) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
     return names
+
+
+def _words(path: str) -> set[str]:
+    """The words of a path."""
+    return set(re.split(r"[/_.]", path))
 
 
 @cache
