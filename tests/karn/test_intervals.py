@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from esper.karn import intervals
 from esper.karn.intervals import BOOTSTRAP_UNITS, group_means, interval, two_levels
 from esper.karn.report.drawing import blocks
 
@@ -103,3 +104,12 @@ def test_blocks_are_means_of_consecutive_rounds() -> None:
     assert y[0].tolist() == [2.0, 5.0]
     same = blocks(rounds[:300], values[:300])
     assert same[0].tolist() == rounds[:300].tolist()
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    means = np.sort(np.random.default_rng(3).normal(size=(4, 9)), 1)
+    for q in (0.0, 0.025, 0.5, 0.9, 1.0):
+        for count in (1, 2, 5, 9):
+            expected = np.quantile(means[:, :count], q, axis=1)
+            quantiles = intervals._quantile(means, np.full(4, count), q)
+            np.testing.assert_allclose(quantiles, expected)
