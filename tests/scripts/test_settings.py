@@ -13,6 +13,8 @@ from esper.leyline.config.former import FORMER
 from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
+from esper.runtime.gate import NOTHING
+from esper.scripts import train
 from processes import ROOT, ran_python
 
 SOURCE = ROOT / "src" / "esper"
@@ -247,3 +249,12 @@ def test_help_and_refusals_do_not_import_the_training_code(
     assert done.returncode == code, done.stderr
     imported = done.stderr.split("imported ")[1].split()
     assert not set(unwanted) & set(imported)
+
+
+def test_memory_is_asked_for_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: TrainConfig) -> None:
+        raise UsageError(f"envs: {config.world.envs} need too much")
+
+    monkeypatch.setattr(train, "check_memory", refuse)
+    with pytest.raises(UsageError, match="envs: 12 need too much"):
+        train._new_config({"envs": 12}, None, NOTHING, None)
