@@ -21,6 +21,9 @@ from esper.simic.distributed import cluster as cluster_module
 from esper.simic.distributed.cluster import INSTALL, ActorsLost, Cluster
 from esper.simic.distributed.remote_actors import SILENT_SECONDS, RemoteActors
 from esper.simic.run.checkpoint import load_latest
+from esper.simic.training import gym_trainee
+from esper.simic.training.growth_trainee import RemoteGrowthTrainee
+from esper.simic.training.gym_trainee import RemoteGymTrainee
 from esper.simic.training.vectorized import RunSummary, resume_ppo, train_impala
 from processes import refusal
 from small_runs import SMALL, assert_same, events_of
@@ -243,6 +246,30 @@ def test_an_actor_that_answers_nothing_is_given_up_after_a_while(monkeypatch) ->
     actors.ray.wait = lambda pings, timeout: (pings, [])
     actors._check_alive(actors._actors)
     assert actor.pending_ping[1] == late
+
+
+@pytest.mark.parametrize("kind", [RemoteGymTrainee, RemoteGrowthTrainee])
+def test_a_trainee_that_is_closed_closes_its_actors(kind: Any) -> None:
+    trainee = object.__new__(kind)
+    trainee.actors = MagicMock()
+    trainee.close()
+    trainee.actors.close.assert_called_once_with()
+
+
+def test_environments_are_restored_only_by_a_process_that_did_not_leave_them(monkeypatch) -> None:
+    """With stand-ins for all that a round of such a process does."""
+    names = "load_snapshot", "begin", "collect", "state_of"
+    calls = {name: MagicMock() for name in names}
+    for name, call in calls.items():
+        monkeypatch.setattr(gym_trainee, name, call)
+    shard = object.__new__(gym_trainee.GymShard)
+    shard.config, shard.environments, shard.actor = MagicMock(), MagicMock(), MagicMock()
+    shard.number = None
+    begins = []
+    for number in (3, 4, 5, 7, 8, 8):
+        shard.collect(number, {}, "before")
+        begins.append(calls["begin"].call_count)
+    assert begins == [1, 1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize("found", [None, ModuleType("ray")])
