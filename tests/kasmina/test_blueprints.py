@@ -237,10 +237,19 @@ def test_taken_blueprint_name_is_refused(name: str):
             register(name, conv_small)
 
 
-@pytest.mark.parametrize("families", [(), ("linear",), ("conv", "linear"), "conv"])
-def test_unknown_families_are_refused(families):
+@pytest.mark.parametrize(
+    ("families", "names"),
+    [
+        ((), "none"),
+        (("linear",), "'linear'"),
+        (("conv", "linear"), "'linear'"),
+        ("conv", "'c', .*"),
+    ],
+)
+def test_unknown_families_are_refused(families, names: str):
     with own_blueprints():
-        with pytest.raises(UsageError, match=r"^families: got .*; give one or more of conv, mlp"):
+        says = rf"^families: got {names}; give one or more of conv, mlp"
+        with pytest.raises(UsageError, match=says):
             register("new", conv_small, families)
         assert "new" not in BLUEPRINTS
         assert "new" not in BUILDERS

@@ -125,7 +125,11 @@ def test_events_wait_until_the_next_step_has_begun_unless_somebody_asks(monkeypa
     asker.join(WATCHDOG)
     assert not asker.is_alive()
     assert sink.events == [update(1)]
+    sink.waits.clear()
+    events.emit(update(2))
+    assert not sink.waits.wait(0.3)
     events.close()
+    assert sink.events == [update(1), update(2)]
 
 
 def test_a_slow_sink_drops_steps_but_never_rounds(capsys) -> None:

@@ -122,6 +122,8 @@ def test_a_line_tells_the_time_that_the_rest_takes(monkeypatch) -> None:
         assert drawing.line() == "drawing: 4 s so far"
         drawing.advance(2)
         assert drawing.line() == "drawing: 2 of 6 sections, about 8 s remain"
+        drawing.advance(4)
+        assert drawing.line() == "drawing: 6 of 6 sections, about 0 s remain"
 
 
 def test_the_innermost_phase_is_the_current_one() -> None:
