@@ -330,3 +330,12 @@ def test_only_convolutions_grow_in_the_hosts_of_adaptation(backend: str):
     for blueprint, grows in (("norm", False), ("conv_light", True)):
         action[:, HEADS.index("blueprint")] = BLUEPRINTS.index(blueprint)
         assert env.step(action).report.success.tolist() == [grows] * 4
+
+
+@pytest.mark.parametrize("field", ["training", "held_out"])
+def test_a_family_has_at_least_one_draw_and_no_more_than_have_numbers(field: str) -> None:
+    for count in (1, HELD_OUT_DRAWS):
+        assert getattr(Family("many", "digits", adaptation, **{field: count}), field) == count
+    for count in (0, HELD_OUT_DRAWS + 1):
+        with pytest.raises(UsageError, match=f"^{field}: must lie between 1 and 1000000, got "):
+            Family("many", "digits", adaptation, **{field: count})

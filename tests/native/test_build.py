@@ -190,6 +190,17 @@ def test_the_log_of_a_compiler_that_fails_says_what_it_said(cache: Cache, monkey
     assert said == f"no such thing: {command.partition(' ')[2]}"
 
 
+def test_another_version_of_a_compiler_compiles_anew(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    keys = []
+    for version in (1, 1, 2):
+        compiler.write_text(f"#!/bin/bash\necho {version}.0\n")
+        compiler.chmod(0o755)
+        keys.append(build._compiler_key([str(compiler)]))
+    assert keys[0] == keys[1] != keys[2]
+    assert build._compiler_key([str(compiler), "-O1"]) != keys[2]
+
+
 def test_a_wheel_has_a_library_for_every_instruction_set(cache: Cache, tmp_path: Path) -> None:
     folder = tmp_path / "wheel"
     folder.mkdir()

@@ -13,6 +13,7 @@ import torch
 
 from esper.leyline import extras
 from esper.leyline.disk import replace_sealed_json
+from esper.leyline.errors import UsageError
 from esper.leyline.events import GrowthEpochCompleted, GrowthFinished, GrowthStarted, encode
 from esper.own_models.growing import grow as grow_module
 from esper.own_models.growth_result import GrowthResult
@@ -224,6 +225,20 @@ def test_a_file_may_import_its_neighbours(mine: str, tmp_path: Path, monkeypatch
     )
     own = find_own(str(path), mine, Permission((str(path), mine)))
     assert own.build().in_features == 3
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), UsageError("epochs: too few")])
+def test_only_who_stops_it_is_told_how_growth_goes_on(
+    error: BaseException, mine: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def stopped(settings: object, source: object, arguments: object, folder: Path) -> None:
+        (folder / grow_model.PROGRESS).touch()
+        raise error
+
+    monkeypatch.setattr(grow_model, "_grown", stopped)
+    run_guarded(grow, ["--model", mine, "--epochs", "2", "--out", str(tmp_path / "out")])
+    told = "stopped; rerun the same command to resume" in capsys.readouterr().out
+    assert told == isinstance(error, KeyboardInterrupt)
 
 
 def test_an_error_of_a_file_is_described_even_without_a_message(mine: str) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -142,15 +143,15 @@ def test_a_report_that_fails_does_not_look_like_a_failed_training(
 ) -> None:
     (tmp_path / "events.jsonl").touch()
 
-    def fail(*_: object) -> None:
-        raise KeyError("anything")
-
-    monkeypatch.setattr(report, "write_report", fail)
-    report.report_ended(Console(), tmp_path, 0)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    (line,) = captured.err.splitlines()
-    assert f"the training in {tmp_path} is not affected" in line
+    reasons = (KeyError("anything"), "'anything'"), (KeyError(), "KeyError")
+    for error, reason in (*reasons, (OSError(28, "No space left"), "No space left")):
+        monkeypatch.setattr(report, "write_report", Mock(side_effect=error))
+        report.report_ended(Console(), tmp_path, 0)
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        assert f"the training in {tmp_path} is not affected" in line
+        assert f"could not be written ({reason})" in line
 
 
 def test_a_terminal_that_goes_away_ends_training_with_a_checkpoint(tmp_path: Path) -> None:

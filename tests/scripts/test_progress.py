@@ -66,6 +66,7 @@ def test_without_a_terminal_every_round_is_one_line_and_a_table_ends_it(tmp_path
         "seeds pruned",
         "environment steps per second",
         "finished after",
+        "too early",
         f"run directory: {tmp_path}",
     ):
         assert wanted in text, wanted

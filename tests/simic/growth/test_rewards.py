@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from esper.leyline.actions import Op
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import find
+from esper.simic.growth import shard
 from esper.simic.growth.rewards import (
     REWARD_MODES,
     REWARDS,
@@ -229,6 +232,16 @@ def test_a_nan_stays_in_its_environment(seed, length) -> None:
         poisoned = tensors(inputs, poison)
         for mode, reward in REWARDS.items():
             assert torch.equal(reward(poisoned)[~ill], reward(inputs)[~ill]), mode
+
+
+def test_shaping_is_added_to_the_reward_and_a_roll_back_costs(monkeypatch) -> None:
+    monkeypatch.setitem(shard.REWARDS, "paired", lambda inputs: torch.tensor([1.0, 1.0]))
+    monkeypatch.setattr(shard, "stage_shaping", lambda inputs: torch.tensor([0.5, -0.5]))
+    for weight, expected in ((0.2, [1.1, -2.1]), (0.0, [1.0, -2.0])):
+        config = SimpleNamespace(reward="paired", stage_shaping=weight, rollback_penalty=3.0)
+        one, inputs = cast(Any, SimpleNamespace(config=config)), cast(Any, None)
+        reward = shard.Shard._reward(one, inputs, torch.tensor([0.0, 1.0]))
+        torch.testing.assert_close(reward, torch.tensor(expected))
 
 
 @every_mode
