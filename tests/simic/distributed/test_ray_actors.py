@@ -21,6 +21,7 @@ from esper.simic.distributed import cluster as cluster_module
 from esper.simic.distributed.cluster import INSTALL, ActorsLost, Cluster
 from esper.simic.distributed.remote_actors import SILENT_SECONDS, RemoteActors
 from esper.simic.run.checkpoint import load_latest
+from esper.simic.run.run_process import StopRequest
 from esper.simic.training import gym_trainee
 from esper.simic.training.growth_trainee import RemoteGrowthTrainee
 from esper.simic.training.gym_trainee import RemoteGymTrainee
@@ -246,6 +247,24 @@ def test_an_actor_that_answers_nothing_is_given_up_after_a_while(monkeypatch) ->
     actors.ray.wait = lambda pings, timeout: (pings, [])
     actors._check_alive(actors._actors)
     assert actor.pending_ping[1] == late
+
+
+def test_waiting_for_a_rollout_can_be_interrupted() -> None:
+    """With stand-ins for ray, its cluster and an actor that never delivers."""
+    actors = object.__new__(RemoteActors)
+    waiting = SimpleNamespace(deliveries=[], call="call", next=5)
+    actors._actors = [waiting]  # type: ignore[list-item]
+    actors.cluster, actors.last, actors.lag = MagicMock(), 3, 0
+    actors.ray = MagicMock()
+    actors.ray.wait.side_effect = [([], ["call"])] * 3
+    actors._dispatch = MagicMock()  # type: ignore[method-assign]
+    actors._check_alive = MagicMock()  # type: ignore[method-assign]
+    actors._check = MagicMock(side_effect=[None, StopRequest()])
+    with pytest.raises(StopRequest):
+        actors.collect(4, {})
+    assert actors._dispatch.call_args.args[:2] == (waiting, 3)
+    assert actors._check_alive.call_count == 1
+    assert actors.ray.wait.call_args.kwargs["num_returns"] == 1
 
 
 @pytest.mark.parametrize("kind", [RemoteGymTrainee, RemoteGrowthTrainee])
