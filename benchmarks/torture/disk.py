@@ -5,6 +5,7 @@ import math
 import random
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee
+from torture.cases import begun, called, cases, printed
 from torture.common import TINY, Part, differs, fresh, quiet, resumed, timed, trained
 
 OFFSETS, REMOVALS, NAN_TIMES = 40, 10, 10
@@ -136,6 +138,37 @@ def removed(work: Path) -> Part:
             if code not in (0, 1) or "Traceback" in told:
                 part.lost.append(f"{point}: {code} {told[-300:]}")
             part.tried += 1
+    return part
+
+
+def vanished(work: Path) -> Part:
+    """Remove what each writing command has written so far; it ends without a traceback."""
+    part = Part(f"what each writing command writes removed, {REMOVALS} times each")
+    draws, outcomes = random.Random(3), Counter[str]()
+    folder = work / "disk"
+    folder.mkdir()
+    with timed(part):
+        for case in cases(work):
+            log, begin = work / f"{case.name}.log", time.monotonic()
+            case.fill(folder)
+            called(case.first(folder), log)
+            seconds = time.monotonic() - begin
+            for _ in range(1 if case.continues else REMOVALS):
+                case.fill(folder)
+                process = begun(case.first(folder), log)
+                process.join(draws.uniform(0.1, 1.0) * seconds)
+                for path in folder.iterdir():
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
+                process.join()
+                output = printed(log)
+                part.tried += 1
+                outcomes[f"{case.name} {process.exitcode}"] += 1
+                if process.exitcode not in (0, 1, 2) or "Traceback" in output:
+                    part.lost.append(f"{case.name}: {process.exitcode} {output[-300:]}")
+        part.notes = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
     return part
 
 

@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "small_disk": small_disk.small_disk,
     "not_writable": disk.not_writable,
     "removed": disk.removed,
+    "vanished": disk.vanished,
     "clock": disk.clock,
     "nan": disk.not_finite,
     "manifests": inputs.manifests,
