@@ -143,7 +143,7 @@ def removed(work: Path) -> Part:
 
 def vanished(work: Path) -> Part:
     """Remove what each writing command has written so far; it ends without a traceback."""
-    part = Part(f"what each writing command writes removed, {REMOVALS} times each")
+    part = Part(f"what a command writes removed, {REMOVALS} times each (`evaluate` once)")
     draws, outcomes = random.Random(3), Counter[str]()
     folder = work / "disk"
     folder.mkdir()
