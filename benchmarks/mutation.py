@@ -161,7 +161,7 @@ class Cover:
         if not mutant.path.endswith(".py"):
             return list(NATIVE_TESTS)
         tests = self._tests[mutant.path][str(mutant.line)]
-        names = names_of_what_is_computed_once((ROOT / mutant.path).read_text(), mutant.line)
+        names = names_of_what_is_computed_once(_text(mutant.path), mutant.line)
         if names:
             tests = tests | self._tests_with(names)
         # Coverage does not see a process that ends at once, or is killed.

@@ -52,11 +52,19 @@ class Case:
 
     def fill(self, disk: Path) -> None:
         """Leave in the folder what lies there before the command."""
-        for path in disk.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        clear(disk)
         for name, source in self.content:
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, disk / name)
+
+
+def clear(folder: Path, beside_a_writer: bool = False) -> None:
+    """Remove what lies in a folder; all that can be removed if a process still writes there."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=beside_a_writer)
+        else:
+            path.unlink(missing_ok=beside_a_writer)
 
 
 def called(words: list[str], log: Path) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training import growth_trainee
-from torture.cases import begun, called, cases, printed
+from torture.cases import begun, called, cases, clear, printed
 from torture.common import TINY, Part, differs, fresh, quiet, resumed, timed, trained
 
 OFFSETS, REMOVALS, NAN_TIMES = 40, 10, 10
@@ -157,11 +157,7 @@ def vanished(work: Path) -> Part:
                 case.fill(folder)
                 process = begun(case.first(folder), log)
                 process.join(draws.uniform(0.1, 1.0) * seconds)
-                for path in folder.iterdir():
-                    if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)
-                    else:
-                        path.unlink(missing_ok=True)
+                clear(folder, beside_a_writer=True)
                 process.join()
                 output = printed(log)
                 part.tried += 1

@@ -95,6 +95,16 @@ def _kind(path: Path) -> str:
     return path.name if path.suffix != ".parquet" else f"{path.parent.name}/*.parquet"
 
 
+def _reading(read: Callable[[], object]) -> Command:
+    """A command that only reads."""
+
+    def command(_: list[str]) -> int:
+        read()
+        return 0
+
+    return lambda: run_guarded(command, [])
+
+
 def _growth(out: str) -> list[str]:
     Path("mine.py").write_text(MODEL)
     return ["--model", "mine.py", "--policy", "never", "--epochs", "2", "--out", out]
@@ -128,12 +138,8 @@ def _stage() -> tuple[list[Path], Command]:
         tables = {name: draws.normal(size=(2, 3)) for name in names}
         return Outcome(**tables, features=draws.normal(size=(2, 4, 5)))
 
-    def read(_: list[str]) -> int:
-        load_or_make(path, play)
-        return 0
-
-    read([])
-    return [path], lambda: run_guarded(read, [])
+    load_or_make(path, play)
+    return [path], _reading(lambda: load_or_make(path, play))
 
 
 def _seeds() -> tuple[list[Path], Command]:
@@ -160,16 +166,6 @@ def _ladder() -> tuple[list[Path], Command]:
         encoded(Evaluation("rule", "digits", 2, ["a", "b"], ["never"], rungs, [None] * 2))
     )
     return [path], _reading(lambda: read_evaluation(path))
-
-
-def _reading(read: Callable[[], object]) -> Command:
-    """A command that only reads."""
-
-    def command(_: list[str]) -> int:
-        read()
-        return 0
-
-    return lambda: run_guarded(command, [])
 
 
 def _checkpoint() -> tuple[list[Path], Command]:

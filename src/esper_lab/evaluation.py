@@ -6,7 +6,7 @@ from statistics import fmean
 
 import msgspec
 
-from esper.leyline.disk import DamagedFile, sealed_json, unsealed_json
+from esper.leyline.disk import DamagedFile, read_sealed_json, sealed_json
 from esper.leyline.errors import UsageError
 
 SCHEMA = 1
@@ -152,7 +152,7 @@ def read_evaluation(path: Path) -> Evaluation:
         UsageError: it cannot be read, is damaged, or has another format.
     """
     try:
-        evaluation = msgspec.convert(unsealed_json(path.read_bytes()), Evaluation)
+        evaluation = msgspec.convert(read_sealed_json(path), Evaluation)
     except DamagedFile as error:
         raise UsageError(f"evaluation: {path} is damaged ({error}); evaluate again") from error
     except (OSError, msgspec.MsgspecError) as error:

@@ -95,7 +95,7 @@ program = torch.export.load(sys.argv[1] + "/model.pt2").module()
 print(float((program(x) - y).abs().max()))
 try:
     program.train()
-except NotImplementedError as error:
+except NotImplementedError:
     print("train() refused")
 before = {n: p.detach().clone() for n, p in model.named_parameters()}
 model.train()

@@ -48,10 +48,8 @@ def test_parts_are_few_and_fit(most: int, groups: list[int], parts: int) -> None
 
 
 def test_a_group_that_does_not_fit_is_refused_with_one_that_does() -> None:
-    with (
-        virtual_device(capacity=3 << 30),
-        pytest.raises(UsageError, match=r"group_size: a group of 8 .*3\.0 GiB.*cuda:0; .* 5 fits"),
-    ):
+    says = r"group_size: a group of 8 .*3\.0 GiB.*cuda:0; --group-size 5 fits"
+    with virtual_device(capacity=3 << 30), pytest.raises(UsageError, match=says):
         parts_within(6, [8, 8], GPU)
 
 
