@@ -7,6 +7,7 @@ Sayward (1978, "Hints on Test Data Selection") as far as they exist in Python an
 """
 
 import ast
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -98,7 +99,7 @@ class Mutant:
 
 
 def draw(root: Path, count: int, seed: int) -> list[Mutant]:
-    """Draw about ``count`` mutants, as many from each package, no two from one line.
+    """Draw at least ``count`` mutants, as many from each package, no two from one line.
 
     Every draw is reproducible from ``seed`` and the source.
     """
@@ -110,7 +111,7 @@ def draw(root: Path, count: int, seed: int) -> list[Mutant]:
         lines: dict[tuple[str, int], Mutant] = {}
         for mutant in generator.sample(strata[stratum], len(strata[stratum])):
             lines.setdefault((mutant.path, mutant.line), mutant)
-        drawn += list(lines.values())[: round(count / len(strata))]
+        drawn += list(lines.values())[: math.ceil(count / len(strata))]
     return drawn
 
 
