@@ -163,7 +163,9 @@ def table(count: int = 96, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, (x[:, :1] * x[:, 1:2] + x[:, 2:3]) * 3.0
 
 
-def loader(*tensors: Tensor, batch: int = 16, shuffle: bool = False) -> DataLoader:
+def loader(
+    *tensors: Tensor, batch: int = 16, shuffle: bool = False
+) -> DataLoader[tuple[Tensor, ...]]:
     return DataLoader(TensorDataset(*tensors), batch, shuffle=shuffle)
 
 

@@ -21,6 +21,9 @@ from torture.seals import MODEL
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["esper.scripts.main", "esper_lab.evaluate", "sklearn.datasets"])
 
+Disturbance = Callable[[], object]
+"""Changes the process in which a command is about to run."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -67,17 +70,23 @@ def clear(folder: Path, beside_a_writer: bool = False) -> None:
             path.unlink(missing_ok=beside_a_writer)
 
 
-def called(words: list[str], log: Path) -> tuple[int, str]:
+def called(words: list[str], log: Path, disturb: Disturbance | None = None) -> tuple[int, str]:
     """Exit status and output of a command in a process that has imported everything."""
-    process = begun(words, log)
+    process = begun(words, log, disturb)
     process.join()
     return process.exitcode or 0, printed(log)
 
 
-def begun(words: list[str], log: Path) -> BaseProcess:
-    """The process of a command that has begun, so that a signal reaches the command."""
+def begun(words: list[str], log: Path, disturb: Disturbance | None = None) -> BaseProcess:
+    """The process of a command that has begun, so that a signal reaches the command.
+
+    Args:
+        words: the arguments.
+        log: file of its output.
+        disturb: is called in the process before the command.
+    """
     begins = _CONTEXT.Event()
-    process = _CONTEXT.Process(target=_call, args=(words, log, begins))
+    process = _CONTEXT.Process(target=_call, args=(words, log, begins, disturb))
     log.write_text("")
     process.start()
     begins.wait()
@@ -89,7 +98,7 @@ def printed(log: Path) -> str:
     return log.read_text(errors="backslashreplace")
 
 
-def _call(words: list[str], log: Path, begins: Event) -> None:
+def _call(words: list[str], log: Path, begins: Event, disturb: Disturbance | None) -> None:
     from esper.scripts.entry import run_guarded
     from esper.scripts.main import esper
 
@@ -100,7 +109,11 @@ def _call(words: list[str], log: Path, begins: Event) -> None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        begins.set()
+        try:
+            if disturb is not None:
+                disturb()
+        finally:
+            begins.set()
         status = run_guarded(esper, words)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -164,13 +177,13 @@ def _resumed(train: list[str], disk: Path) -> list[str]:
     return train
 
 
-def _runs(disk: Path) -> list[Path]:
-    """The run directories."""
+def runs_in(disk: Path) -> list[Path]:
+    """The run directories that a command has left."""
     return sorted(path.parent for path in (disk / "runs").rglob("checkpoints"))
 
 
 def _same_runs(disk: Path, whole: Path) -> str:
-    runs, others = _runs(disk), _runs(whole)
+    runs, others = runs_in(disk), runs_in(whole)
     if len(runs) != len(others):
         return f"{len(runs)} runs instead of {len(others)}"
     return next(filter(None, map(differs, runs, others)), "")
@@ -183,8 +196,8 @@ def _same_files(disk: Path, whole: Path, names: tuple[str, ...]) -> str:
 
 def _same_evaluation(disk: Path, whole: Path) -> str:
     def figures(place: Path) -> Any:
-        (path,) = (place / "evaluation").glob("*.json")
-        content = json.loads(path.read_text())
+        paths = list((place / "evaluation").glob("*.json"))
+        content = json.loads(paths[0].read_text()) if len(paths) == 1 else {}
         return {name: value for name, value in content.items() if "second" not in name}
 
     return "" if figures(disk) == figures(whole) else "other figures"

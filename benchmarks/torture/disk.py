@@ -1,29 +1,26 @@
-"""A disk that is full, cannot be written or loses the run; a clock that goes back; NaN."""
+"""A disk that is full, cannot be written or loses what was written."""
 
 import errno
-import math
+import os
 import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
-
-import torch
 
 from esper.leyline import disk
 from esper.leyline.errors import UsageError
-from esper.simic.ppo import PPOAgent
 from esper.simic.run import checkpoint
-from esper.simic.run.checkpoint import load_latest
-from esper.simic.training import growth_trainee
-from torture.cases import begun, called, cases, clear, printed
-from torture.common import TINY, Part, differs, fresh, quiet, resumed, timed, trained
+from torture.cases import Case, begun, called, cases, clear, printed
+from torture.common import TINY, Part, differs, fresh, resumed, timed, trained
+from torture.small_disk import contents, filesystem, remount
 
-OFFSETS, REMOVALS, NAN_TIMES = 40, 10, 10
+OFFSETS, REMOVALS = 40, 10
+STOPS = (0.5, 0.8, 0.95)
+"""Where a command is killed before the folder becomes read-only, as shares of its time."""
 
 
 @contextmanager
@@ -73,40 +70,69 @@ def full_disk(work: Path) -> Part:
 
 
 def not_writable(work: Path) -> Part:
-    """Directories that cannot be written: one line, exit status 2, nothing changed."""
-    part = Part("directory that cannot be written")
+    """Folders that cannot be written: one line, exit status 2, nothing changed."""
+    part = Part("folders that cannot be written, new and with what a killed command has left")
     with timed(part):
-        from processes import called
-
-        base = trained(work / "base", 2)
-        (work / "file").touch()
-        tiny = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items()]
-        for place in (
-            work / "file",
-            work / "file" / "below",
-            Path("/proc/esper"),
-            Path("/dev/null"),
-        ):
-            done = called(["train", "ppo", *tiny, f"--telemetry-dir={place}"], work)
-            if done.returncode != 2 or done.stderr.count("\n") != 1:
-                part.lost.append(f"{place}: {done.returncode} {done.stderr[:200]}")
-            part.tried += 1
-        before = {p: p.read_bytes() for p in base.rglob("*") if p.is_file()}
-        original = Path.open
-
-        def read_only(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
-            if base in path.parents and set(mode) & set("wa+x"):
-                raise OSError(errno.EROFS, "Read-only file system", str(path))
-            return original(path, mode, *more, **named)
-
-        with patch.object(Path, "open", read_only):
-            done = called(["train", "ppo", "--resume", str(base), "--rounds=3"], work)
-        if done.returncode != 2 or "Traceback" in done.stderr:
-            part.lost.append(f"resume: {done.returncode} {done.stderr[:300]}")
-        if {p: p.read_bytes() for p in base.rglob("*") if p.is_file()} != before:
-            part.lost.append("a run on a disk that is read only was changed")
-        part.tried += 1
+        if os.geteuid():
+            part.lost.append("only root may mount a filesystem")
+            return part
+        file = work / "file"
+        file.touch()
+        places = file, file / "below", Path("/proc/esper"), Path("/dev/null")
+        with filesystem(work / "disk") as disk:
+            for case in cases(work):
+                log = work / f"{case.name}.log"
+                for place in places:
+                    problem = _refusal(case.first(place), log)
+                    part.lost += [f"{case.name} in {place}: {problem}"] if problem else []
+                if file.read_bytes():
+                    part.lost.append(f"{case.name} wrote into {file}")
+                for fraction in (None, *STOPS):
+                    case.fill(disk)
+                    problem = _read_only(case, disk, log, fraction)
+                    part.lost += [f"{case.name} after {fraction}: {problem}"] if problem else []
+                part.tried += len(places) + 1 + len(STOPS)
     return part
+
+
+def _read_only(case: Case, disk: Path, log: Path, fraction: float | None) -> str:
+    """What is wrong with a command on a disk that cannot be written, and with its rerun."""
+    begin = time.monotonic()
+    status, output = called(case.first(disk), log)
+    if status:
+        return f"fails: {output[-300:]}"
+    seconds = time.monotonic() - begin
+    whole = fresh(disk, disk.with_name("whole"))
+    case.fill(disk)
+    words = case.first(disk)
+    if fraction is not None:
+        process = begun(words, log)
+        process.join(fraction * seconds)
+        process.kill()
+        process.join()
+        words = case.rerun(disk)
+    before = contents(disk)
+    remount(disk, "ro")
+    try:
+        # What was finished before is only printed.
+        problem = _refusal(words, log) if case.same(disk, whole) else ""
+    finally:
+        remount(disk, "rw")
+    if contents(disk) != before:
+        problem = problem or "files changed"
+    if problem:
+        return problem
+    status, output = called(case.rerun(disk), log)
+    ended = not status or "give a larger total" in output
+    return case.same(disk, whole) if ended else f"the rerun ends with {status}: {output[-300:]}"
+
+
+def _refusal(words: list[str], log: Path) -> str:
+    """What a command printed that ought to have been refused in one line; empty if it was."""
+    status, output = called(words, log)
+    # Several seeds tell before which of them are finished.
+    errors = [line for line in output.splitlines() if not line.endswith(" is finished")]
+    return "" if status == 2 and len(errors) == 1 else f"status {status}: {output[-300:]}"
 
 
 def removed(work: Path) -> Part:
@@ -166,104 +192,3 @@ def vanished(work: Path) -> Part:
                     part.lost.append(f"{case.name}: {process.exitcode} {output[-300:]}")
         part.notes = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
     return part
-
-
-def _going_back(seconds: float) -> Callable[[], float]:
-    """A clock that is set back again and again, by up to ``seconds``."""
-    begin, original, draw = time.time(), time.time, random.Random(1).random
-    return lambda: original() - seconds * draw() if draw() < 0.5 else begin
-
-
-def clock(work: Path) -> Part:
-    """Set the clock back during training; the result is the same."""
-    from esper.karn.report.gather import RunData
-    from esper.karn.runs import inspect
-
-    part = Part("clock set back during training")
-    with timed(part):
-        reference = trained(work / "reference", 3)
-        for back in (1.0, 3_600.0, 1e9, 1.7e9):
-            with patch.object(time, "time", _going_back(back)):
-                run = trained(work / f"back-{back:.0f}", 3)
-            found = differs(run, reference)
-            with quiet():
-                if inspect(run).status != "finished" or len(RunData(run).rounds) != 3:
-                    found += " readers"
-            if found:
-                part.lost.append(f"{back} s: {found}")
-            part.tried += 1
-    return part
-
-
-def _in_rollout(name: str) -> Callable[[Any], None]:
-    def spoil(rollout: Any) -> None:
-        tensor = getattr(rollout, name)
-        tensor.view(-1)[-1] = math.nan
-
-    return spoil
-
-
-def not_finite(work: Path) -> Part:
-    """Put NaN at seven points of an update; it is refused, and the weights stay."""
-    part = Part(f"NaN at 7 points, {NAN_TIMES} times each")
-    points = ("rewards", "values", "log_prob", "last_value", "host", "weights", "moments")
-    with timed(part):
-        for point in points:
-            for number in range(NAN_TIMES):
-                found = _with_nan(work / f"{point}-{number}", point, number)
-                part.lost += [f"{point} {number}: {found}"] if found else []
-                part.tried += 1
-    return part
-
-
-def _with_nan(folder: Path, point: str, number: int) -> str:
-    """Train three rounds of which the second meets NaN; says what is wrong."""
-    collect, before = growth_trainee.collect, {}  # type: ignore[attr-defined]
-    agents: list[PPOAgent[Any]] = []
-
-    def spoilt(environment: Any, actor: Any, index: int, on_step: Any) -> Any:
-        rollout = collect(environment, actor, index, on_step)
-        if index == 2:
-            agent = agents[0]
-            before.update({n: p.detach().clone() for n, p in agent.policy.named_parameters()})
-            if point == "host":
-                rollout.observation.host.view(-1)[number] = math.nan
-            elif point == "weights":
-                name = sorted(before)[number % len(before)]
-                dict(agent.policy.named_parameters())[name].data.view(-1)[0] = math.nan
-                before[name].view(-1)[0] = math.nan
-            elif point == "moments":
-                states = list(agent.optimizer.adam.state.values())
-                states[number % len(states)]["exp_avg"].view(-1)[0] = math.nan
-            else:
-                _in_rollout(point)(rollout)
-        return rollout
-
-    original = PPOAgent.__init__
-
-    def made(agent: Any, *arguments: Any, **named: Any) -> None:
-        original(agent, *arguments, **named)
-        agents.append(agent)
-
-    after: dict[str, torch.Tensor] = {}
-    update = PPOAgent.update
-
-    def updated(agent: Any, rollout: Any) -> Any:
-        metrics = update(agent, rollout)
-        if agent.updates == 2:
-            after.update({n: p.detach().clone() for n, p in agent.policy.named_parameters()})
-        return metrics
-
-    with (
-        patch.object(growth_trainee, "collect", spoilt),
-        patch.object(PPOAgent, "__init__", made),
-        patch.object(PPOAgent, "update", updated),
-    ):
-        run = trained(folder, 3, seed=number)
-    if load_latest(run).round != 3:
-        return "rounds are missing"
-    same = all(torch.equal(before[n].nan_to_num(7.0), after[n].nan_to_num(7.0)) for n in before)
-    if not same:
-        return "weights moved"
-    told = (run / "events.jsonl").read_text()
-    return "" if "UPDATE_REFUSED" in told else "not refused"

@@ -74,7 +74,7 @@ def manifests(work: Path, count: int = 2_000) -> Part:
         for number in range(count):
             fields = json.loads(original)
             fields.pop("manifest_sha256")
-            _spoil(fields, draws)
+            spoil(fields, draws)
             text = json.dumps(fields, sort_keys=True)
             seal = hashlib.sha256(text.encode()).hexdigest()
             path.write_text(json.dumps(fields | {"manifest_sha256": seal}, indent=2) + "\n")
@@ -91,7 +91,7 @@ def manifests(work: Path, count: int = 2_000) -> Part:
     return part
 
 
-def _spoil(fields: dict[str, Any], draws: random.Random) -> None:
+def spoil(fields: dict[str, Any], draws: random.Random) -> None:
     """Change one value anywhere, remove a field or add one."""
     place: Any = fields
     while True:

@@ -1,4 +1,4 @@
-"""Readers in tight loops beside a live, saving, resuming run: none fails, none is in the way."""
+"""Readers in tight loops beside what writes: none fails, none is in the way."""
 
 import os
 import random
@@ -9,37 +9,47 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from esper.karn.grown_runs import inspect_either, is_grown, is_run_or_grown, read_growth
 from esper.karn.queries import RECORD_VIEWS, Store
 from esper.karn.report.gather import RunData
-from esper.karn.runs import find_runs, inspect
 from esper.karn.sanctum.log import EventLog
 from esper.karn.views import VIEWS
 from esper.leyline.errors import UsageError
+from torture.cases import Case, begun, called, cases, printed
 from torture.common import Part, quiet, timed
 
-ROUNDS = 6
+ROUNDS, TIMES = 6, 8
+
+
+def _folders(place: Path) -> list[Path]:
+    """Runs and grown networks, at any depth at which a command leaves them."""
+    depths = (place.glob(pattern) for pattern in ("*", "*/*", "*/*/*", "*/*/*/*"))
+    return [path for paths in depths for path in paths if is_run_or_grown(path)]
 
 
 def _runs(place: Path) -> None:
-    for run in find_runs(place):
-        inspect(run)
+    for folder in _folders(place):
+        inspect_either(folder)
 
 
 def _report(place: Path) -> None:
-    for run in find_runs(place):
-        RunData(run)
+    for folder in _folders(place):
+        if is_grown(folder):
+            read_growth(folder)
+        else:
+            RunData(folder)
 
 
 def _query(place: Path) -> None:
     """One query of each view, those of records included, which a live run removes again."""
-    with Store([place]) as store:
+    with Store(_folders(place)) as store:
         for view in (*VIEWS, *RECORD_VIEWS):
             store.query(f"SELECT count(*) FROM {view}").to_pylist()
 
 
 def _sanctum(place: Path) -> None:
-    for run in find_runs(place):
-        log = EventLog(run)
+    for folder in _folders(place):
+        log = EventLog(folder)
         for _ in range(20):
             if not log.poll() and not log.behind:
                 break
@@ -123,3 +133,42 @@ def beside(work: Path, count: int = 5_000) -> Part:
             part.lost += failures[:20]
         part.notes = f"{number} processes trained, {resumes} of them resumed, {refused} refused"
     return part
+
+
+def beside_others(work: Path) -> Part:
+    """Run, kill and rerun each other command that writes a run, while a process reads."""
+    part = Part("calls of readers beside imitation, offline, `--seeds` and `grow`")
+    outcomes: Counter[str] = Counter()
+    with timed(part):
+        others = ("imitation", "offline", "seeds", "grow")
+        for case in [case for case in cases(work) if case.name in others]:
+            place = work / case.name
+            place.mkdir()
+            context = get_context("spawn")
+            pipe, end = context.Pipe()
+            reader = context.Process(target=_loop, args=(place, end, 0))
+            reader.start()
+            for number in range(TIMES):
+                folder = place / str(number)
+                folder.mkdir()
+                problem = _killed_and_rerun(case, folder, number / TIMES, work / "log")
+                part.lost += [f"{case.name} {number}: {problem}"] if problem else []
+            pipe.send(None)
+            calls, failures = pipe.recv()
+            reader.join()
+            part.tried += sum(calls.values())
+            part.lost += failures[:20]
+            outcomes[case.name] += sum(calls.values())
+        part.notes = ", ".join(f"{count:,} beside {what}" for what, count in outcomes.items())
+    return part
+
+
+def _killed_and_rerun(case: Case, folder: Path, share: float, log: Path) -> str:
+    """What is wrong with a command that is killed after about a share of its time, and rerun."""
+    process = begun(case.first(folder), log)
+    process.join(share * 6.0)
+    process.kill()
+    process.join()
+    status, output = called(case.rerun(folder), log)
+    ended = not status or "give a larger total" in output
+    return "" if ended and "Traceback" not in printed(log) else f"status {status}: {output[-300:]}"

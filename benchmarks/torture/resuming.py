@@ -11,7 +11,7 @@ from pathlib import Path
 from torture.cases import Case, begun, called, cases, printed
 from torture.common import Part, timed
 
-SIGNALS = (*3 * (signal.SIGKILL,), signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*3 * (signal.SIGKILL,), signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def resuming(work: Path, count: int = 15) -> Part:
@@ -19,7 +19,7 @@ def resuming(work: Path, count: int = 15) -> Part:
 
     An evaluation plays its controls for a minute, so it is stopped a third as often.
     """
-    part = Part(f"SIGKILL, SIGTERM and SIGINT of each writing command, {count} times")
+    part = Part(f"SIGKILL, SIGTERM, SIGINT and SIGHUP of each writing command, {count} times")
     outcomes: Counter[str] = Counter()
     with timed(part):
         for case in cases(work):

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reporting import kept, made_on, new_parser, publish, table
 
-from torture import damage, disk, inputs, kills, readers, resuming, seals, small_disk
+from torture import damage, disk, inputs, kills, readers, resuming, seals, small_disk, wrong_values
 from torture.common import Part, trained
 
 
@@ -35,9 +35,11 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "not_writable": disk.not_writable,
     "removed": disk.removed,
     "vanished": disk.vanished,
-    "clock": disk.clock,
-    "nan": disk.not_finite,
+    "clock": wrong_values.clock,
+    "nan": wrong_values.not_finite,
+    "nan_elsewhere": wrong_values.others_not_finite,
     "manifests": inputs.manifests,
+    "forgeries": seals.forgeries,
     "event_lines": inputs.event_lines,
     "lifecycles": inputs.lifecycles,
     "sighup": partial(kills.signals, number=signal.SIGHUP, count=20),
@@ -47,6 +49,7 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "resuming": resuming.resuming,
     "sanctum": _sanctum,
     "readers": readers.beside,
+    "readers_elsewhere": readers.beside_others,
     "configurations": inputs.configurations,
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from unittest.mock import patch
 import numpy as np
 
 from esper.karn import grown_runs
+from esper.leyline.disk import CHECKSUM, sealed_json
 from esper.leyline.errors import UsageError
 from esper.nissa.sinks import rotate
 from esper.runtime.gate import NOTHING
@@ -24,7 +26,8 @@ from esper.simic.records.episodes import read_episodes
 from esper.simic.run.checkpoint import load_latest
 from esper_lab.evaluation import Evaluation, Rung, encoded, read_evaluation
 from esper_lab.play import Outcome, load_or_make
-from torture.common import TINY, Part, quiet, timed, trained
+from torture.common import TINY, Part, fresh, quiet, timed, trained
+from torture.inputs import spoil
 
 FLIPS, CUTS = 1000, 200
 MODEL = """
@@ -52,6 +55,46 @@ def seals(work: Path) -> Part:
                 _harm(path, command, part, outcomes)
         part.notes = ", ".join(f"{count} {what}" for what, count in sorted(outcomes.items()))
     return part
+
+
+def forgeries(work: Path, count: int = 500) -> Part:
+    """Odd entries under a checksum that is right: one line, or the command does what it does."""
+    part = Part(f"{count} odd entries with valid seals in each other kind of file")
+    outcomes: Counter[str] = Counter()
+    with timed(part), _inside(work):
+        for make in (_stopped_growth, _finished_growth, _ladder, _seeds):
+            paths, command = make()
+            for path in paths:
+                if path.suffix == ".json":
+                    _forge(path, command, part, outcomes, count)
+        part.notes = ", ".join(f"{number} {what}" for what, number in sorted(outcomes.items()))
+    return part
+
+
+def _forge(path: Path, command: Command, part: Part, outcomes: Counter[str], count: int) -> None:
+    whole, draws, folder = path.read_bytes(), random.Random(path.name), path.absolute().parent
+    copy = folder.with_name(f"{folder.name}-whole") if folder != Path.cwd() else None
+    if copy is not None:
+        shutil.copytree(folder, copy)
+    for number in range(count):
+        entries = json.loads(whole)
+        entries.pop(CHECKSUM)
+        spoil(entries, draws)
+        path.write_bytes(sealed_json(entries))
+        part.tried += 1
+        try:
+            with quiet() as told:
+                status = command()
+        except Exception as error:
+            part.lost.append(f"{path} {number}: {type(error).__name__}: {error}")
+        else:
+            lines = told.getvalue().splitlines()
+            outcomes[f"{'refused' if status else 'taken'} {path.name}"] += 1
+            if status not in (0, 2) or (status and len(lines) != 1):
+                part.lost.append(f"{path} {number}: status {status}, {lines}")
+        if copy is not None:
+            fresh(copy, folder)
+    path.write_bytes(whole)
 
 
 @contextmanager

@@ -32,9 +32,9 @@ def filesystem(place: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def resize(place: Path, room: int) -> None:
-    """Let the filesystem hold ``room`` bytes."""
-    subprocess.run(["mount", "-o", f"remount,size={room}", place], check=True)
+def remount(place: Path, option: str) -> None:
+    """Change an option of the filesystem: ``ro``, ``rw``, or ``size=`` and the bytes it holds."""
+    subprocess.run(["mount", "-o", f"remount,{option}", place], check=True)
 
 
 def used(place: Path) -> int:
@@ -70,8 +70,8 @@ def _sweep(case: Case, disk: Path, work: Path, part: Part, outcomes: Counter[str
     for room in itertools.count(used(disk) + STEP, STEP):
         if not case.continues:
             _fill(disk, case)
-        resize(disk, room)
-        before = _contents(disk)
+        remount(disk, f"size={room}")
+        before = contents(disk)
         status, output = called(case.first(disk), log)
         part.tried += 1
         problem = ""
@@ -80,7 +80,7 @@ def _sweep(case: Case, disk: Path, work: Path, part: Part, outcomes: Counter[str
         elif status:
             changed = [path for path, content in before.items() if _content(path) != content]
             problem = f"{changed[0]} was replaced" if changed else ""
-        resize(disk, ROOM)
+        remount(disk, f"size={ROOM}")
         whole_now = not status and not case.same(disk, whole)
         if not problem and not whole_now and not case.continues:
             status_again, output = called(case.rerun(disk), log)
@@ -96,11 +96,12 @@ def _sweep(case: Case, disk: Path, work: Path, part: Part, outcomes: Counter[str
 
 
 def _fill(disk: Path, case: Case) -> None:
-    resize(disk, ROOM)
+    remount(disk, f"size={ROOM}")
     case.fill(disk)
 
 
-def _contents(disk: Path) -> dict[Path, bytes]:
+def contents(disk: Path) -> dict[Path, bytes]:
+    """The files below a folder and what they hold."""
     return {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()}
 
 

@@ -81,6 +81,25 @@ def test_a_damaged_result_is_one_line(command: list[str], capsys) -> None:
         assert re.match(rf"esper: out: {path} is damaged \(.*\); remove .* to grow", error), error
 
 
+@pytest.mark.parametrize(
+    ("name", "entry", "value", "advice"),
+    [
+        ("result.json", "status", 2**31, "remove out to grow anew"),
+        ("result.json", "grown", [], "remove out to grow anew"),
+        ("settings.json", "sha256", 1.5, "the file changed since growth in out began"),
+        ("settings.json", "sha256", {}, "the file changed since growth in out began"),
+    ],
+)
+def test_a_forged_entry_with_a_valid_seal_is_one_line(
+    name: str, entry: str, value: Any, advice: str, command: list[str], capsys
+) -> None:
+    assert grow(command) == 0
+    capsys.readouterr()
+    path = Path("out", name)
+    disk.replace_sealed_json(path, disk.read_sealed_json(path) | {entry: value})
+    assert advice in refusal(capsys, grow, *command)
+
+
 def test_the_second_writer_of_a_folder_is_refused(command: list[str], capsys) -> None:
     Path("out").mkdir()
     with lock_file(Path("out/lock")):

@@ -97,8 +97,8 @@ def _one(settings: GrowArguments, source: OwnFile, arguments: dict[str, Any], fo
 
 def _finished_before(folder: Path) -> int:
     before = read_finished(folder)
-    print(f"{before['text']}\n{folder} was finished before; remove it to grow anew")
-    return int(before["status"])
+    print(f"{before.text}\n{folder} was finished before; remove it to grow anew")
+    return before.status
 
 
 @contextmanager
@@ -308,13 +308,14 @@ def _begun(folder: Path, settings: dict[str, Any]) -> bool:
     return False
 
 
-def _compare(folder: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
+def _compare(folder: Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
-        began = before.get(name)
+        began = earlier.get(name)
         if began == value:
             continue
         if name == "sha256":
-            part = next(each for each in value if value[each] != (began or {}).get(each))
+            before = began if isinstance(began, dict) else {}
+            part = next(each for each in value if value[each] != before.get(each))
             raise UsageError(
                 f"{part}: the file changed since growth in {folder} began; give another --out, "
                 "or remove the folder"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from msgspec import Struct, convert, field
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -101,7 +102,25 @@ def write_files(
     return int(missing)
 
 
-def read_finished(folder: Path) -> dict[str, Any]:
+class Figures(Struct):
+    """What ``result.json`` says of a network."""
+
+    validation: Validation
+    test: Validation | None
+    parameters: int
+
+
+class ResultFile(Struct):
+    """What a rerun needs of ``result.json``."""
+
+    text: str
+    grown: Figures
+    twin: Figures | None
+    payoff: bool | None = field(name="paid")
+    status: Literal[0, 1]
+
+
+def read_finished(folder: Path) -> ResultFile:
     """What ``write_files`` wrote at last.
 
     Raises:
@@ -109,14 +128,11 @@ def read_finished(folder: Path) -> dict[str, Any]:
     """
     path = folder / RESULT
     try:
-        content = read_sealed_json(path)
-        if not {"text", "grown", "twin", "paid", "status"} <= content.keys():
-            raise ValueError("entries are missing")
-    except (OSError, ValueError, AttributeError) as error:
+        return convert(read_sealed_json(path), ResultFile)
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"out: {path} is damaged ({first_line(error)}); remove {folder} to grow anew"
         ) from error
-    return content
 
 
 def _draw(result: GrowthResult, folder: Path) -> None:
@@ -276,18 +292,23 @@ def _tensors(value: Any) -> list[Tensor]:
     return [x for part in parts for x in _tensors(part)] if hasattr(parts, "__iter__") else []
 
 
-def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
+def growth_seeds_table(runs: Mapping[int, ResultFile | None]) -> str:
     """A line for each seed, and the means with standard deviations over seeds.
 
     Accuracies are in percent and their gains in points; other figures are as they are. Figures are
     those of the test split, or of validation without one.
 
     Args:
-        runs: content of ``result.json`` by seed; None where there is none.
+        runs: what ``result.json`` says by seed; None where there is none.
     """
     results = [run for run in runs.values() if run is not None]
-    split = "test" if all(run["grown"]["test"] for run in results) else "validation"
-    percent = all(Validation(**run["grown"][split]).unit == "accuracy" for run in results)
+    has_test = all(run.grown.test for run in results)
+
+    def validation_of(figures: Figures) -> Validation:
+        return figures.test if has_test and figures.test else figures.validation
+
+    split = "test" if has_test else "validation"
+    percent = all(validation_of(run.grown).unit == "accuracy" for run in results)
     scale, digits, unit = (100.0, 1, " %") if percent else (1.0, 4, "")
 
     def mean(values: list[float], unit: str, sign: str = "") -> str:
@@ -303,14 +324,14 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
             lines.append((str(seed), "failed", "", "", ""))
             continue
         cells = {"twin": "", "gain": ""}
-        for name in ("grown", "twin") if run["twin"] else ("grown",):
-            validation = Validation(**run[name][split])
-            figures[name].append(scale * validation.figure)
-            cells[name] = validation.shown()
-        if run["twin"]:
+        for name, network in (("grown", run.grown), ("twin", run.twin)):
+            if network is not None:
+                figures[name].append(scale * validation_of(network).figure)
+                cells[name] = validation_of(network).shown()
+        if run.twin is not None:
             gains.append(figures["grown"][-1] - figures["twin"][-1])
             cells["gain"] = f"{gains[-1]:+.{digits}f}"
-        parameters = f"{run['grown']['parameters']:,}"
+        parameters = f"{run.grown.parameters:,}"
         lines.append((str(seed), cells["grown"], cells["twin"], parameters, cells["gain"]))
     means = (mean(values, unit) for values in figures.values())
     lines.append(("mean", *means, "", mean(gains, "", "+")))
@@ -319,6 +340,6 @@ def growth_seeds_table(runs: Mapping[int, Mapping[str, Any] | None]) -> str:
         kind = "gains are in points of accuracy; " if percent and gains else ""
         text.append(f"{kind}± is the standard deviation over seeds")
     if gains:
-        payoffs = sum(bool(run["twin"] and run["paid"]) for run in results)
+        payoffs = sum(bool(run.twin and run.payoff) for run in results)
         text.append(f"growth paid on validation after its price in {payoffs} of {len(gains)} seeds")
     return "\n".join(text)

@@ -304,6 +304,25 @@ def test_a_run_that_diverges_stops_and_keeps_its_best_epoch(
     assert all(bool(x.isfinite().all()) for x in weights.values())
 
 
+@pytest.mark.parametrize(("last_step", "kept"), [(1, "no epoch"), (2, "the best epoch, 1,")])
+def test_weights_that_the_last_step_of_an_epoch_spoils_are_not_saved(
+    last_step, kept, recorded, tmp_path, monkeypatch, capsys
+) -> None:
+    def step(self: Trainer, batch: Any, own: Callable = Trainer.step) -> Any:
+        metrics = own(self, batch)
+        if self.steps == last_step:
+            next(self.policy.parameters()).data.view(-1)[0] = float("nan")
+        return metrics
+
+    monkeypatch.setattr(Trainer, "step", step)
+    run = learned(recorded, tmp_path, held_out=0.0, batch_size=1000)
+    assert (run.status, run.exit_code) == ("failed", 1)
+    stopped = f"epoch {last_step} produced non-finite values, so learning stops; {kept} is kept"
+    assert stopped in capsys.readouterr().err
+    assert run.best == last_step - 1
+    assert len(list((run.path / "checkpoints").glob("[0-9]*"))) == run.best
+
+
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_fails(
     recorded, tmp_path, monkeypatch, capsys
 ) -> None:

@@ -111,9 +111,10 @@ class OfflineSession(RunProcess):
                     self.done = epoch
                     self._finish_epoch(summaries[-1])
                     if summaries[-1].metrics[Metric.REFUSED]:
+                        best = self.best[0]
+                        what = f"the best epoch, {best}, is kept" if best else "no epoch is kept"
                         self.fail(
-                            f"epoch {epoch} produced non-finite values, so learning stops; "
-                            f"the best epoch, {self.best[0]}, is kept"
+                            f"epoch {epoch} produced non-finite values, so learning stops; {what}"
                         )
                         break
                     if self.selects and epoch - self.best[0] >= self.config.patience:
@@ -151,8 +152,11 @@ class OfflineSession(RunProcess):
         for batch in loader.batches(order, self.config.batch_size, self.whole_groups):
             self.stop.check()
             batches.append((self.trainer.step(batch), _steps(batch)))
-        # The only transfer of an epoch: it also waits for the device, so that the time is right.
+        # The only transfers of an epoch; they also wait for the device, so that the time is right.
         metrics = averages(batches, self.trainer.policy.heads)
+        # The last step is followed by no loss that would show what it did to the weights.
+        if not self.trainer.optimizer.finite():
+            metrics[Metric.REFUSED] = 1.0
         metrics[Metric.LEARNING_RATE] = self.config.learning_rate
         speed = self.data.steps / (time.perf_counter() - begin)
         if self.trainer.scaler is not None:
