@@ -37,6 +37,17 @@ class Tagger(nn.Module):
         return self.head(torch.relu(self.hidden(self.lstm(self.embedding(x))[0])))
 
 
+class Reader(nn.Module):
+    """Two layers of gated units, whose last state decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(4, 5, 2, bias=False), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x.transpose(0, 1))[1][-1])
+
+
 def flattening() -> nn.Module:
     """Convolutions whose maps are flattened."""
     return nn.Sequential(
@@ -88,6 +99,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "language": (
         Gpt, lambda: tokens(8)[:, :-1], tuple(f"blocks.{i}.mlp.0" for i in range(3)),
     ),
-    "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("hidden",)),
+    "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
+    "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
 }  # fmt: skip
 """By name: the module, inputs, and the groups of channels that can be widened."""

@@ -90,7 +90,7 @@ def _forge(path: Path, command: Command, part: Part, outcomes: Counter[str], cou
         else:
             lines = told.getvalue().splitlines()
             outcomes[f"{'refused' if status else 'taken'} {path.name}"] += 1
-            if status not in (0, 2) or (status and len(lines) != 1):
+            if status not in (0, 1, 2) or (status == 2 and len(lines) != 1):
                 part.lost.append(f"{path} {number}: status {status}, {lines}")
         if copy is not None:
             fresh(copy, folder)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
-from esper.kasmina.wider_layers import NewChannels, resize, widen
+from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, widen
 from wide_modules import HOSTS
 
 
@@ -26,7 +26,8 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChanne
         module = model.get_submodule(name)
         for key, x in (*module._parameters.items(), *module._buffers.items()):
             if x is not None and x.ndim:
-                entries[f"{name}.{key}"] = torch.rand((count, *x.shape[1:])) + 0.1
+                gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
+                entries[f"{name}.{key}"] = torch.rand((count, *gates, *x.shape[1:])) + 0.1
     return NewChannels(entries, count)
 
 
@@ -83,9 +84,8 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         wider = logits(model.train(mode), x)
         torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
     for group in groups:
-        layer: Any = model.get_submodule(group.writers[0])
-        size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-        assert size == group.channels + 3
+        sizes = layer_sizes(model)[group.writers[0]]
+        assert next(iter(sizes.values())) == group.channels + 3
     readers = {name for group in groups for name in group.readers}
     starts = {name: model.get_submodule(name).get_parameter("weight").clone() for name in readers}
     step(model, x, optimizer)
@@ -114,6 +114,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
 
 
+@pytest.mark.parametrize("host", ["perceptron", "tagger", "reader"])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -123,9 +124,9 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         partial(torch.optim.SGD, momentum=0.9),
     ],
 )
-def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
+def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) -> None:
     torch.manual_seed(0)
-    make, inputs, _ = HOSTS["perceptron"]
+    make, inputs, _ = HOSTS[host]
     model, x = without_dropout(make()), inputs()
     optimizer = trained(model, x, 5, kind)
     twin = copy.deepcopy(model)
@@ -137,8 +138,9 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any) -> None:
     step(model, x, optimizer)
     step(twin, x, other)
     for name, parameter in twin.named_parameters():
-        wide = model.get_parameter(name)
-        torch.testing.assert_close(wide[tuple(slice(n) for n in parameter.shape)], parameter)
+        gates = gates_of(model.get_submodule(name.rpartition(".")[0]))
+        rows, wide = (p.unflatten(0, (gates, -1)) for p in (parameter, model.get_parameter(name)))
+        torch.testing.assert_close(wide[tuple(map(slice, rows.shape))], rows)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
@@ -161,15 +163,19 @@ def test_new_entries_start_with_small_squared_gradients_and_without_a_mean() -> 
     )
 
 
-def test_a_factored_state_becomes_longer_too() -> None:
+@pytest.mark.parametrize(
+    ("host", "name", "rows", "columns"),
+    [("perceptron", "3.weight", 6, 6), ("tagger", "lstm.weight_hh_l0", 32, 8)],
+)
+def test_a_factored_state_becomes_longer_too(host: str, name: str, rows: int, columns: int) -> None:
     torch.manual_seed(0)
-    make, inputs, _ = HOSTS["perceptron"]
+    make, inputs, _ = HOSTS[host]
     model, x = make(), inputs()
     optimizer = trained(model, x, 5, torch.optim.Adafactor)
     for group in groups_of(model, x)[0]:
         widen(model, group, new_channels(model, group, 2), optimizer)
-    state = optimizer.state[model.get_parameter("3.weight")]
-    assert (state["row_var"].shape, state["col_var"].shape) == ((6, 1), (1, 6))
+    state = optimizer.state[model.get_parameter(name)]
+    assert (state["row_var"].shape, state["col_var"].shape) == ((rows, 1), (1, columns))
     step(model, x, optimizer)
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
@@ -213,9 +219,22 @@ class Scaled(nn.Module):
         return self.two(self.one(x) * self.scale)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.one, self.lstm = nn.Linear(4, 4), nn.LSTM(4, 3, **options)
+        self.head = nn.LazyLinear(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.one(x))[0])
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
+        (Recurrent(), "one", "lstm mixes its channels over time"),
+        (Recurrent(bidirectional=True), "lstm", "two directions"),
+        (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
         (Concatenation(), "one", "cat mixes its channels"),
         (Tied(), "one", "shares its parameters"),
         (Shared(), "one", "two is called 2 times"),

@@ -1,6 +1,7 @@
 """Which layers of a module share channels, so that they can only be widened together.
 
-A forward pass is recorded, function by function. A linear layer or a convolution *writes* channels;
+A forward pass is recorded, function by function. A linear layer, a convolution or the hidden units
+of a recurrent layer *write* channels;
 whatever computes each channel from itself alone (activations, pooling, reshapes, batch norms,
 depthwise convolutions) passes them on; a linear layer or a convolution behind it *reads* them. Sums
 and products of two activations tie their channels. A function that mixes the channels of a group,
@@ -20,6 +21,7 @@ from esper.kasmina.nested import map_leaves, tensors
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TIES = {"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__isub__", "sub_"}
 _TIES |= {"mul", "__mul__", "__rmul__", "__imul__", "mul_"}
 
@@ -161,6 +163,10 @@ class _Recorder(TorchFunctionMode):
                 output = func(*args, **kwargs)
                 self._layer(owner, layer, args[0] if args else kwargs["input"], output)
                 return output
+        if name in _RECURRENT and (owner := self._recurrent_owner(inputs)):
+            outputs = func(*args, **kwargs)
+            self._recurrent(owner, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
+            return outputs
         if len(tags) == 0:
             return func(*args, **kwargs)
         # Before the function, which may work in place.
@@ -206,6 +212,26 @@ class _Recorder(TorchFunctionMode):
         group = _Group(output.shape[axis], [name])
         self._all.append(group)
         self._tags[id(output)] = output, _Tag(group, axis, 1)
+
+    def _recurrent_owner(self, inputs: list[Tensor]) -> tuple[str, nn.RNNBase] | None:
+        """The recurrent layer whose parameters are among the inputs of a function."""
+        owners = (self._owners[id(x)] for x in inputs if id(x) in self._owners)
+        return next(((n, each) for n, each in owners if isinstance(each, nn.RNNBase)), None)
+
+    def _recurrent(
+        self, owner: tuple[str, nn.RNNBase], tags: list[_Tag], outputs: tuple[Tensor, ...]
+    ) -> None:
+        """A recurrent layer: mixes the channels that it reads, and writes its hidden units."""
+        name, layer = owner
+        self.calls[name] += 1
+        for tag in tags:
+            tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
+        group = _Group(layer.hidden_size, [name])
+        if layer.bidirectional or layer.proj_size:
+            group.reason = "it has two directions, or projects its hidden units"
+        self._all.append(group)
+        for x in outputs:
+            self._tags[id(x)] = x, _Tag(group, x.ndim - 1, 1)
 
     def _companion(self, inputs: list[Tensor], tag: _Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""

@@ -17,7 +17,7 @@ class NewChannels:
 
     Attributes:
         entries: parameters and buffers of writers and companions, by their full name, with the new
-            channels on the first axis.
+            channels on the first axis; of a recurrent layer ``[channels, gates, ...]``.
         count: number of new channels.
     """
 
@@ -48,7 +48,7 @@ class Widening:
     def undo(self) -> None:
         """Put back the parameters, their sizes and their state in the optimizer."""
         for module, name, before, _ in self.exchanges:
-            _slot(module, name)[name] = before
+            _put(module, name, before)
         for module, name, size in reversed(self.sizes):
             setattr(module, name, size)
         if self.optimizer is not None:
@@ -81,7 +81,8 @@ def widen(
         for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                _replace(change, module, key, torch.cat([x, entry.to(x)]))
+                _replace(change, module, key, _longer(module, key, x.detach(), entry.to(x)))
+        _join_weights(module)
         outputs, inputs = size_names(module)
         # Of a depthwise convolution, inputs and groups are the channels too.
         depthwise = name in group.companions and inputs != outputs
@@ -100,10 +101,10 @@ def widen(
             if before in optimizer.state
         }
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
-        for _, _, before, after in change.exchanges:
+        for module, _, before, after in change.exchanges:
             if before in change.states:
                 del optimizer.state[before]
-                state = _padded_state(change.states[before], before, after)
+                state = _padded_state(change.states[before], before, after, gates_of(module))
                 if state is not None:
                     optimizer.state[after] = state
     return change
@@ -121,6 +122,7 @@ SIZES: dict[type[nn.Module], tuple[str, str]] = {
     nn.Linear: ("out_features", "in_features"),
     **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
     **dict.fromkeys(get_args(BatchNorm), ("num_features", "num_features")),
+    nn.RNNBase: ("hidden_size", "hidden_size"),
 }
 """Attributes that hold the length of the first and of the second axis of a weight."""
 
@@ -128,6 +130,17 @@ SIZES: dict[type[nn.Module], tuple[str, str]] = {
 def size_names(module: nn.Module) -> tuple[str, ...]:
     """The attributes of a layer in ``SIZES``; none if it is another module."""
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+
+
+def gates_of(module: nn.Module) -> int:
+    """How many rows of each parameter of a layer belong to one channel."""
+    return next((n for kind, n in ((nn.LSTM, 4), (nn.GRU, 3)) if isinstance(module, kind)), 1)
+
+
+def reads_itself(module: nn.Module, name: str) -> bool:
+    """Whether a parameter of a layer has the layer's own hidden units as columns."""
+    is_matrix = isinstance(module, nn.RNNBase) and name.startswith("weight_")
+    return is_matrix and name != "weight_ih_l0"
 
 
 def _all_sizes(module: nn.Module) -> dict[str, int]:
@@ -165,14 +178,17 @@ def resize(
         for key, x, like in differences:
             value = x.detach().new_zeros(like.shape)
             is_parameter = isinstance(x, nn.Parameter)
-            new = nn.Parameter(value, x.requires_grad) if is_parameter else value
-            _slot(module, key)[key] = later[id(x)] = new
+            later[id(x)] = new = nn.Parameter(value, x.requires_grad) if is_parameter else value
+            _put(module, key, new)
+            if key == "weight_hh_l0":
+                module.hidden_size = like.shape[1]
             if key in ("weight", "running_mean"):
                 depthwise = getattr(module, "groups", 1) > 1
                 for axis, attribute in enumerate(attributes[: like.ndim]):
                     setattr(module, attribute, like.shape[0 if depthwise else axis])
                 if depthwise:
                     module.groups = like.shape[0]
+        _join_weights(module)
     if optimizer is not None:
         _exchange(optimizer, later)
     return names
@@ -209,6 +225,42 @@ def _slot(module: nn.Module, name: str) -> dict[str, Any]:
     return module._parameters if name in module._parameters else module._buffers
 
 
+def _put(module: nn.Module, name: str, value: Tensor) -> None:
+    """Exchange a parameter or buffer."""
+    _slot(module, name)[name] = value
+    if isinstance(module, nn.RNNBase):
+        module._flat_weights[module._flat_weights_names.index(name)] = value
+
+
+def _join_weights(module: nn.Module) -> None:
+    """On a GPU, put the weights of a recurrent layer where cuDNN wants them, side by side."""
+    if isinstance(module, nn.RNNBase):
+        module.flatten_parameters()
+
+
+def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor) -> Tensor:
+    """A parameter or buffer with the rows of new channels, see ``NewChannels``.
+
+    The hidden units of a recurrent layer read each other: the old ones get weights of 0 for the new
+    ones, and so do the new ones among themselves.
+    """
+    if not isinstance(module, nn.RNNBase):
+        return torch.cat([x, entry])
+    gates, count = gates_of(module), len(entry)
+    columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
+    longer = x.new_zeros((len(x) + gates * count, *columns))
+    _write_gates(longer, x, gates)
+    rows = (slice(None), slice(len(x) // gates, None), *map(slice, x.shape[1:]))
+    longer.unflatten(0, (gates, -1))[rows] = entry.transpose(0, 1)
+    return longer
+
+
+def _write_gates(longer: Tensor, x: Tensor, gates: int) -> None:
+    """Write the entries of ``x`` where they lie in a longer tensor: first in each gate."""
+    rows = x.unflatten(0, (gates if len(x) > 1 else 1, -1))
+    longer.unflatten(0, (len(rows), -1))[tuple(map(slice, rows.shape))] = rows
+
+
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
     """Put a longer tensor in the place of a parameter or buffer."""
     before = _slot(module, name)[name]
@@ -216,7 +268,7 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     after: Tensor = value.detach()
     if isinstance(before, nn.Parameter):
         after = nn.Parameter(after, before.requires_grad)
-    _slot(module, name)[name] = after
+    _put(module, name, after)
     if earlier is not None:
         change.exchanges.remove(earlier)
         before = earlier[2]
@@ -236,8 +288,8 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
         group["params"] = [later.get(id(p), p) for p in group["params"]]
 
 
-def _padded_state(state: Any, before: Tensor, after: Tensor) -> dict[str, Any] | None:
-    """The optimizer's state for a parameter that became longer.
+def _padded_state(state: Any, before: Tensor, after: Tensor, gates: int) -> dict[str, Any] | None:
+    """The optimizer's state for a parameter that became longer, with rows in so many gates.
 
     None if it is not one of entries: the optimizer then begins anew with this parameter.
     """
@@ -257,7 +309,7 @@ def _padded_state(state: Any, before: Tensor, after: Tensor) -> dict[str, Any] |
         squares = key in SQUARES
         start = FRESH * value.mean() if squares else value.new_zeros(())
         padded = start.expand(sizes).clone()
-        padded[tuple(slice(n) for n in value.shape)] = value
+        _write_gates(padded, value, gates)
         result[key] = padded
     return result
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import BatchNorm, ChannelGroup
-from esper.kasmina.wider_layers import NewChannels, widen
+from esper.kasmina.wider_layers import NewChannels, gates_of, widen
 from esper.own_models.samples import random_state_kept
 
 CANDIDATES = 256
@@ -95,12 +95,11 @@ def _candidates(
     entries: dict[str, Tensor] = {}
     for name in group.writers:
         layer = model.get_submodule(name)
-        weight, bias = layer.get_parameter("weight").detach(), layer._parameters.get("bias")
-        draws = torch.randn((count, *weight.shape[1:]), generator=generator).to(weight)
-        entries[f"{name}.weight"] = draws * weight.square().mean().sqrt()
-        if bias is not None:
-            draws = torch.randn((count,), generator=generator).to(bias)
-            entries[f"{name}.bias"] = draws * bias.detach().square().mean().sqrt()
+        gates = (gates_of(layer),) if isinstance(layer, nn.RNNBase) else ()
+        for key, parameter in layer.named_parameters(recurse=False):
+            shape = (count, *gates, *parameter.shape[1:])
+            draws = torch.randn(shape, generator=generator).to(parameter)
+            entries[f"{name}.{key}"] = draws * parameter.detach().square().mean().sqrt()
     for name in group.companions:
         module = model.get_submodule(name)
         is_norm = isinstance(module, BatchNorm)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import Widening, resize, widen
+from esper.kasmina.wider_layers import Widening, reads_itself, resize, widen
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import copied_state, parameter_count
@@ -328,13 +328,17 @@ def _wider_count(model: nn.Module, counts: dict[ChannelGroup, int]) -> int:
     """Parameters of the module with so many new channels, each counted for its reader before."""
     total = parameter_count(model)
     for group, count in counts.items():
-        weights = {n: model.get_submodule(n).get_parameter("weight") for n in group.writers}
-        writers = sum(weight[0].numel() for weight in weights.values())
+        # Recurrent weights get columns for the new units too.
+        writers = sum(
+            p.numel() * (1 + reads_itself(layer, name)) // group.channels
+            for layer in map(model.get_submodule, group.writers)
+            for name, p in layer.named_parameters(recurse=False)
+        )
         readers = sum(
             model.get_submodule(name).get_parameter("weight")[:, :block].numel()
             for name, block in group.readers.items()
         )
-        total += count * (writers + len(group.writers) + readers + 2 * len(group.companions))
+        total += count * (writers + readers + 2 * len(group.companions))
     return total
 
 

@@ -37,7 +37,7 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
             for key in [key for key, x in tensors.items() if x is not None]:
                 value = torch.empty_like(state[f"{name}.{key}"])
                 is_parameter = isinstance(tensors[key], nn.Parameter)
-                tensors[key] = nn.Parameter(value) if is_parameter else value
+                setattr(layer, key, nn.Parameter(value) if is_parameter else value)
     model.load_state_dict(state)
     return model
 '''
