@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from esper.karn.report import drawing, write_report
+from esper.karn.report import curves, drawing, write_report
 from esper.karn.report.drawing import figure_style, new_figure, picture
 from esper.karn.report.gather import RunData
 from esper.karn.report.tables import seed_table
@@ -347,3 +347,9 @@ def test_the_page_says_whether_the_policy_learns(tmp_path: Path) -> None:
     assert "Is it learning? learning: gain from +1.5 to +11.5 points in 12 rounds" in text
     control = recorded_run(tmp_path / "control", rounds=12, learns=False)
     assert "Is it learning?" not in report(control, to=tmp_path).text
+
+
+def test_metrics_that_are_not_finite_count_as_anomalies_of_old_versions(tmp_path: Path) -> None:
+    events = [started(2, schema=2), *whole_round(1), *whole_round(2, policy_loss=float("nan"))]
+    run = RunData(write_run(tmp_path / "run", [*events, finished(2)]))
+    assert curves.anomalies(run) == {(2, "not finite: policy_loss"): 1}

@@ -175,7 +175,11 @@ def test_runs_lists_grown_networks_with_their_gain(tmp_path: Path, capsys) -> No
         for variant in ("grown", "twin")
         for epoch in (1, 2, 3)
     ]  # fmt: skip
-    for name, events in (("done", [start, *epochs, end]), ("cut", [start, *epochs[:2]])):
+    for name, events in (
+        ("done", [start, *epochs, end]),
+        ("cut", [start, *epochs[:2]]),
+        ("begun", [start]),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         replace_sealed_json(
@@ -192,6 +196,7 @@ def test_runs_lists_grown_networks_with_their_gain(tmp_path: Path, capsys) -> No
     }
     assert re.search(r"finished +3/3 +-2\.0 +\+5\.0 +widen +m.py", lines["done"])
     assert re.search(r"interrupted +2/3 +- +- +widen +m.py", lines["cut"])
+    assert re.search(r"interrupted +0/3 +- +- +widen +m.py", lines["begun"])
 
 
 def test_growth_that_did_not_pay_hands_back_the_twin(

@@ -1,0 +1,109 @@
+"""Every word of a report, and the size of every picture, as they were recorded.
+
+After a change that is meant: ``python tests/karn/test_report_pages.py``, and read the difference.
+"""
+
+import re
+import sys
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from esper.karn.report import write_report
+from esper.leyline.events import Event, GrowthEpochCompleted, GrowthFinished, GrowthStarted, encode
+
+RECORDED = Path(__file__).parents[1] / "recorded"
+PAGES = RECORDED / "pages"
+RUNS = {
+    **{name: (name,) for name in ("healthy", "anomalous", "interrupted", "old_schema")},
+    "side_by_side": ("healthy", "anomalous"),
+    "grown": ("grown",),
+    "grown_side_by_side": ("grown", "growing"),
+}
+
+
+class Words(HTMLParser):
+    """The text of a page, a line for each element that has some, and the sizes of its pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._hidden = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("style", "script"):
+            self._hidden = tag
+        elif tag == "svg":
+            self.lines.append(f"picture {dict(attrs).get('viewbox')}")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._hidden:
+            self._hidden = ""
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden and data.strip():
+            self.lines.append(" ".join(data.split()))
+
+
+def growth(policy: str, tries: int, ends: bool) -> list[Event]:
+    """What a growth of three epochs tells, whose module gains 6 points on its twin."""
+    events: list[Event] = [
+        GrowthStarted(
+            time=1.0, schema=4, model="Net", policy=policy, epochs=3, tries=tries, price=0.01,
+            parameters=90,
+        )
+    ]  # fmt: skip
+    variants = [("grown", 1), ("grown", 2), ("twin", 1)] if tries > 1 else [("grown", 1)]
+    for variant, attempt in variants:
+        for epoch in range(1, 4):
+            is_grown = variant == "grown" and epoch > 1
+            events.append(
+                GrowthEpochCompleted(
+                    time=1.0 + epoch, variant=variant, attempt=attempt, epoch=epoch,
+                    unit="accuracy", figure=0.5 + 0.1 * epoch + 0.06 * is_grown,
+                    loss=1.0 / epoch, train_loss=0.9 / epoch, parameters=180 if is_grown else 90,
+                    stages={"layer": "TRAINING"} if policy == "rule" and is_grown else {},
+                    actions=["layer: 4 -> 8 channels"] if is_grown and epoch == 2 else [],
+                )
+            )  # fmt: skip
+    if ends:
+        events.append(
+            GrowthFinished(
+                time=9.0, unit="accuracy", validation=[0.86, 0.8], parameters=[180, 90],
+                seconds=[4.0, 2.0], paid=True, verdict="growth paid: 86.0 % against 80.0 %",
+                grew={"layer": "4 -> 8 channels"}, test=[0.85, 0.81],
+            )
+        )  # fmt: skip
+    return events
+
+
+def words(name: str, work: Path) -> str:
+    """The text of the recorded report ``name``."""
+    for folder, events in (
+        ("grown", growth("widen", 2, True)),
+        ("growing", growth("rule", 1, False)),
+    ):
+        (work / folder).mkdir(exist_ok=True)
+        (work / folder / "events.lock").touch()
+        lines = b"".join(encode(event) + b"\n" for event in events)
+        (work / folder / "events.jsonl").write_bytes(lines)
+    runs = [work / run if run.startswith("grow") else RECORDED / run for run in RUNS[name]]
+    parser = Words()
+    parser.feed(write_report(runs, work / f"{name}.html").read_text(encoding="utf-8"))
+    text = "\n".join(parser.lines) + "\n"
+    return re.sub(f"{re.escape(str(work))}|{re.escape(str(RECORDED))}", "PLACE", text)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_words_of_a_report_are_those_recorded(name: str, tmp_path: Path) -> None:
+    assert words(name, tmp_path) == (PAGES / f"{name}.txt").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in RUNS:
+        with tempfile.TemporaryDirectory() as place:
+            (PAGES / f"{each}.txt").write_text(words(each, Path(place)), encoding="utf-8")
