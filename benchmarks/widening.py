@@ -64,23 +64,59 @@ class Residual(nn.Module):
         return (x + self.norm2(self.conv2(inner))).relu()
 
 
-def residual(depth: int) -> nn.Module:
-    """Residual blocks of 8 channels on digits."""
+def residual(depth: int, width: int = 8) -> nn.Module:
+    """Residual blocks on digits."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Sequential(*(Residual(8) for _ in range(depth))),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10),
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.Sequential(*(Residual(width) for _ in range(depth))),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
     )  # fmt: skip
 
 
-class Layer(nn.Module):
-    """A causal pre-norm block of width 32 with two heads."""
+class Reader(nn.Module):
+    """An LSTM that reads an image row by row."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs // 8, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        return self.head(self.lstm(x.unflatten(1, (8, -1)))[1][0][0])
+
+
+def vision_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two layers over the 16 patches of an image, of width 8; ``width`` is that of their MLPs."""
+    del inputs
+    layer = nn.TransformerEncoderLayer(8, 2, width, 0.0, batch_first=True, norm_first=True)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), Transposed(),
+        nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False),
+        nn.Flatten(), nn.Linear(16 * 8, outputs),
+    )  # fmt: skip
+
+
+class Transposed(nn.Module):
+    """Adds to each patch what tells its place."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.places = nn.Parameter(0.1 * torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, T]`` to ``[B, T, C]``."""
+        return x.transpose(1, 2) + self.places
+
+
+class Layer(nn.Module):
+    """A causal pre-norm block of width 32 with two heads and an MLP."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(32), nn.LayerNorm(32)
         self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
-        self.hidden, self.last = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.hidden, self.last = nn.Linear(32, width), nn.Linear(width, 32)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, 32]`` to the same shape."""
@@ -93,10 +129,10 @@ class Layer(nn.Module):
 class Gpt(nn.Module):
     """Predicts the next byte."""
 
-    def __init__(self, depth: int):
+    def __init__(self, depth: int, width: int = 128):
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, 32), nn.Embedding(CONTEXT, 32)
-        self.blocks = nn.ModuleList(Layer() for _ in range(depth))
+        self.blocks = nn.ModuleList(Layer(width) for _ in range(depth))
         self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 256)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,8 +218,18 @@ HOSTS = {
     "MLP of width 4, skewed Friedman": Host(perceptron, skewed, 4, "mse"),
     "CNN of width 3, noisy digits": Host(convolutions, noisy_digits, 3),
     "MLP of width 32, noisy digits": Host(perceptron, noisy_digits, 32),
+    "LSTM of width 4, noisy digits": Host(Reader, noisy_digits, 4),
+    "residual CNN of width 3, noisy digits": Host(
+        lambda _, width, __: residual(2, width), noisy_digits, 3
+    ),
+    "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
+    "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
-GROWN = {"MLP of width 32, noisy digits": 2}
+GROWN = {
+    "MLP of width 32, noisy digits": 2,
+    "ViT with MLPs of width 8, noisy digits": 4,
+    "GPT with MLPs of width 16, bytes": 2,
+}
 """How many times as wide the prior makes a host; six times by default."""
 Arm = Callable[[int, float], dict[str, float]]
 
