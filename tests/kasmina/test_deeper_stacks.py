@@ -128,3 +128,15 @@ def test_blocks_that_cannot_be_copied_are_named(model: nn.Module, x: Tensor, rea
         copyable, reasons = repeats(model.eval(), lambda: model(x))
     assert not copyable
     assert [reason in text for text in reasons.values()] == [True]
+
+
+def test_blocks_that_do_not_stand_beside_each_other_are_no_repeats() -> None:
+    blocks = [
+        nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
+        for _ in range(2)
+    ]
+    model, x = nn.Sequential(nn.Sequential(*blocks)).eval(), torch.randn(2, 4, 8)
+    with torch.no_grad():
+        assert len(repeats(model, lambda: model(x))[0]) == 2
+        model[0].insert(1, nn.Tanh())
+        assert repeats(model, lambda: model(x)) == ([], {})

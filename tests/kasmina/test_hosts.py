@@ -38,6 +38,22 @@ def test_transformer_parameter_count_matches_the_formula():
     ]
 
 
+def test_cnn_slots_have_the_size_of_their_activations():
+    host = CnnHost((4, 8, 8), 10, (9, 14, 1), pools=2)
+    assert [(slot.name, slot.channels, slot.size) for slot in host.all_slots] == [
+        ("r0c0", 4, (9, 14)), ("r1c0", 4, (4, 7)),
+        ("r0c1", 8, (4, 7)), ("r1c1", 8, (2, 3)),
+        ("r0c2", 8, (2, 3)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [(8, 1), (16, 1), (36, 2), (40, 2), (64, 4), (96, 4), (1024, 32)]
+)
+def test_norm_groups_hold_at_least_sixteen_channels(channels: int, groups: int):
+    assert ops.norm_groups(channels) == groups
+
+
 @pytest.mark.parametrize("name", ["layers", "width", "context"])
 def test_transformer_sizes_must_be_positive(name: str):
     with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0"):

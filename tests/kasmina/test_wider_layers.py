@@ -212,8 +212,8 @@ class Shared(nn.Module):
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.scale = nn.Parameter(torch.ones(4))
+        self.one, self.two = nn.Linear(4, 2), nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(2))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.two(self.one(x) * self.scale)
