@@ -225,7 +225,9 @@ class Cover:
         print(f"covered  {file}", flush=True)
         seconds: dict[str, float] = defaultdict(float)
         for case in ElementTree.parse(report).iter("testcase"):
-            test = f"{file}::{case.attrib['name'].partition('[')[0]}"
+            _, _, group = case.attrib["classname"].partition(f"{file.stem}.")
+            # All tests of a class are tried together.
+            test = f"{file}::{group or case.attrib['name'].partition('[')[0]}"
             seconds[test] += float(case.attrib["time"])
         lines = _lines(folder, copy, file)
         shutil.rmtree(folder)

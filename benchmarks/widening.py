@@ -1,6 +1,6 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
-    python benchmarks/widening.py [--parts fresh trained deep prior moment] [--write]
+    python benchmarks/widening.py [--parts fresh gromo trained deep prior moment] [--write]
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -17,6 +17,7 @@ from statistics import fmean, stdev
 from typing import Any
 from unittest.mock import patch
 
+import tiny_growth
 import torch
 from reporting import kept, made_on, new_parser, publish, table
 from sklearn.datasets import load_digits, make_friedman1
@@ -257,6 +258,20 @@ def fresh(host: Host, factor: int) -> dict[str, list[dict[str, float]]]:
     }
 
 
+def by_gromo(host: Host) -> list[dict[str, float]]:
+    """The perceptron grown by gromo to at most the size of the grown one."""
+
+    def arm(seed: int, rate: float) -> dict[str, float]:
+        x, y = host.data(seed)
+        held_out = slice(TRAIN, TRAIN + VALIDATION), slice(TRAIN + VALIDATION, None)
+        widths = host.width, 6 * host.width
+        return tiny_growth.train(
+            x, y, slice(TRAIN), held_out, widths, host.loss, BATCH, EPOCHS, seed, rate
+        )
+
+    return tuned(arm)
+
+
 def trained(host: Host, factor: int, epochs: int) -> dict[str, list[dict[str, float]]]:
     """The arms of a host that was trained before, after further epochs."""
 
@@ -395,6 +410,25 @@ def fresh_page(work: Path) -> list[str]:
     ]
 
 
+def gromo_page(work: Path) -> list[str]:
+    """The table of the perceptrons beside gromo."""
+    rows = []
+    for name, host in list(HOSTS.items())[:2]:
+        arms = kept(work / f"fresh-{name}.json", partial(fresh, host, 6))
+        gromo = kept(work / f"gromo-{name}.json", partial(by_gromo, host))
+        sizes = f"{fmean(one['parameters'] for one in gromo):,.0f}"
+        cells = mean(of(arms["grown"])), mean(of(gromo)), sizes, str(gromo[0]["rate"])
+        rows.append((name, *cells, difference(arms["grown"], gromo)))
+    heads = ("host", "grown", "gromo", "parameters of gromo's", "its rate", "grown − gromo")
+    return [
+        "## Beside gromo\n\nTINY (Verbockhaven and others, 2024) as gromo 0.1 has it: both layers "
+        f"grow in {tiny_growth.EVENTS} steps between a tenth and the half of {EPOCHS} epochs to at "
+        "most the width of the grown network, with statistics of all training samples and a line "
+        "search; rates tuned alike, ten seeds.",
+        table(heads, rows),
+    ]
+
+
 def trained_page(work: Path) -> list[str]:
     """The table of hosts that were trained before."""
     rows = []
@@ -473,6 +507,7 @@ DEEP: dict[str, Any] = {
 }
 PARTS = {
     "fresh": fresh_page,
+    "gromo": gromo_page,
     "trained": trained_page,
     "deep": deep_page,
     "prior": prior_page,
