@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 import esper
-from esper.leyline.config.setting import about, meanings, setting, settings_of, up_to
+from esper.leyline.config.setting import about, in_order, meanings, setting, settings_of, up_to
 from esper.own_models.options import (
     GrowOptions,
     GrowthOptions,
@@ -29,6 +29,12 @@ class MoreOptions(GrowOptions):
 
     warmup: int = setting(3, up_to(9), flag=int, in_recipe=True)
     """Epochs before growth."""
+
+
+def test_what_options_share_with_others_comes_last() -> None:
+    order = [f.name for f in in_order(MoreOptions)]
+    assert order[0] == "warmup"
+    assert order[1:] == [f.name for f in fields(GrowOptions)]
 
 
 def names(kind: type) -> list[str]:

@@ -175,6 +175,12 @@ def test_an_unsupported_module_is_rejected_with_one_line(build, says: str) -> No
     assert "\n" not in str(fault.value)
 
 
+def test_a_host_leaves_no_hooks_in_its_module() -> None:
+    host = ModuleHost(lambda: Net(Slot(2)), CLASSES, IMAGE)
+    assert len(host.feeding_names) == len(host.slots) == 1
+    assert not any(module._forward_pre_hooks for module in host.template.modules())
+
+
 def module_task(name: str = "own") -> Task:
     return replace(small_task(residual_host()), name=name)
 
