@@ -98,7 +98,8 @@ def bytes_per_step(run: Path, folder: Path) -> dict[str, float]:
 
 def enlarge(run: Path, target: Path, size: float, plain: bool) -> Path:
     """Write the events of a run again and again, as those of later rounds, to ``target``."""
-    from esper.leyline.events.parts import PART_BYTES, chunks, write_part
+    from esper.leyline.events.parts import chunks, write_part
+    from esper.nissa.sinks import PART_BYTES
 
     target.mkdir(parents=True)
     first, *events, last = map(

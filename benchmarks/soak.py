@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 from reporting import made_on, new_parser, publish, table
 
-from esper.leyline.events.parts import PART_BYTES
-from esper.nissa.sinks import rotate
+from esper.nissa.sinks import PART_BYTES, rotate
 
 SECONDS = 10.0
 """Seconds between two readings."""

@@ -7,6 +7,7 @@ the gradient that no change of the present weights can follow; their scale comes
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ EVENTS = 10
 """Growths of each layer, evenly spread from a tenth to the half of the training."""
 SCALES = (0.03, 0.1, 0.3, 1.0)
 """Scales of new units among which the training loss decides."""
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss,
+}  # fmt: skip
 
 
 def train(
@@ -49,7 +54,7 @@ def train(
     from gromo.containers.growing_mlp import GrowingMLP
 
     torch.manual_seed(seed)
-    begin, loss = time.perf_counter(), getattr(nn.functional, loss_name)
+    begin, loss = time.perf_counter(), LOSSES[loss_name]
     outputs = 10 if loss_name == "cross_entropy" else y.shape[1]
     model: Any = GrowingMLP(
         x.shape[1], outputs, widths[0], 2, nn.ReLU(), flatten=False, device="cpu"

@@ -8,7 +8,6 @@ from esper.leyline.config import OutputConfig
 from esper.leyline.events import Event, encode
 from esper.leyline.events.parts import (
     FOLDER,
-    PART_BYTES,
     chunks,
     parts_of,
     superseded_parts,
@@ -17,6 +16,9 @@ from esper.leyline.events.parts import (
 )
 from esper.leyline.notices import notice
 from esper.nissa.trackers import TensorBoard, WandB, require_library
+
+PART_BYTES = OutputConfig().events_megabytes * 2**20
+"""Bytes of lines per part, unless the settings say otherwise."""
 
 
 def write_parquet(run: Path, target: Path) -> None:

@@ -45,9 +45,6 @@ SCHEMA: Final = pyarrow.schema(
 """``data`` is the event's JSON line, ``line`` its number within the part, from 0; the other columns
 are for filtering, and null in a line that could not be read."""
 
-PART_BYTES = 8 * 2**20
-"""Bytes of lines per part, unless the settings say otherwise."""
-
 GROUP_BYTES = 2**20
 """Bytes of lines per row group, which readers of batches hold several of."""
 
