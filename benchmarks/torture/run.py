@@ -18,7 +18,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from reporting import kept, made_on, new_parser, publish, table
 
-from torture import damage, disk, inputs, kills, readers, resuming, seals, small_disk, wrong_values
+from torture import (
+    damage,
+    disk,
+    flags,
+    inputs,
+    kills,
+    readers,
+    resuming,
+    seals,
+    small_disk,
+    wrong_values,
+)
 from torture.common import Part, trained
 
 
@@ -51,6 +62,7 @@ PARTS: dict[str, Callable[[Path], Part]] = {
     "readers": readers.beside,
     "readers_elsewhere": readers.beside_others,
     "configurations": inputs.configurations,
+    "odd_flags": flags.odd_flags,
 }
 
 

@@ -15,7 +15,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -318,14 +318,16 @@ class Case:
     code: frozenset[str]
 
 
-def all_cases(values: Sequence[str]) -> Iterator[Case]:
+def all_cases(
+    values: Sequence[str], flags: Callable[[type], Iterable[str]] = text_flags
+) -> Iterator[Case]:
     """Every flag of every command with every value."""
     for command, kind in all_commands():
         acts = command.startswith("train ") and command not in BASES
         bases = BASES.get("train" if acts else command, [{}])
         fields = settings_of(kind)
         positional = [name for name, one in fields.items() if about(one).positional]
-        for flag, value in product(text_flags(kind), values):
+        for flag, value in product(flags(kind), values):
             # A run or a file with settings of its own is refused with others.
             whole = flag in ("resume", "config_json")
             for i, base in enumerate([*bases, {}] if whole else bases):
