@@ -473,3 +473,11 @@ def test_library_is_clean_under_sanitisers(tmp_path: Path):
     assert list(tmp_path.glob("*.so"))
     assert "passed" in run.stdout
     assert "skipped" not in run.stdout
+
+
+def test_wide_registers_are_preferred_where_the_processor_has_some(monkeypatch) -> None:
+    monkeypatch.setenv("ESPER_NATIVE_FLAGS", "-g -O1")
+    flags = {name: build.compiler_flags(name) for name in build.INSTRUCTION_SETS}
+    assert {"-mavx2", "-mfma", "-mprefer-vector-width=512"} <= set(flags["avx2"])
+    assert not [flag for flag in flags["baseline"] if flag.startswith("-m")]
+    assert all(each[-2:] == ["-g", "-O1"] for each in flags.values())

@@ -220,3 +220,15 @@ def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
     assert target.read_text() == "better"
     with query._replacement(Path(os.devnull)) as device:
         assert device == Path(os.devnull)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["grow", "--model", "mine.py", "--policy", "never", "--out", "x" * 5000],
+        ["grow", "--model", "mine.py", "--policy", "x" * 5000],
+        ["evaluate", "--policy", "x" * 5000],
+    ],
+)
+def test_names_that_are_too_long_are_one_line(words: list[str], command: list[str], capsys) -> None:
+    assert "too long" in refusal(capsys, esper, *words)

@@ -1,5 +1,6 @@
 """Dispatch of commands, and reporting of usage errors."""
 
+import errno
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -69,6 +70,12 @@ def run_guarded(command: Command, arguments: list[str]) -> int:
         return 2
     except UsageError as error:
         notice(f"esper: {error}")
+        return 2
+    except OSError as error:
+        # Wherever a command first asks about a path of its command line.
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        notice(f"esper: {str(error.filename)[:60]}...: the name is too long; give a shorter one")
         return 2
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
