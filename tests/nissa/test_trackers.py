@@ -100,6 +100,9 @@ def test_a_wandb_run_is_finished_if_it_was_begun(tmp_path: Path, monkeypatch) ->
     assert wandb.mock_calls == []
     told(WandB(tmp_path))
     wandb.init.return_value.finish.assert_called_once_with()
+    logs = [call.args[0] for call in wandb.init.return_value.log.call_args_list]
+    assert {"update/head_grad_norms/style", "anomaly/missing_gradient"} <= set().union(*logs)
+    assert all(len(log) > 1 and "round" in log for log in logs)
     (call,) = wandb.init.call_args_list
     assert (call.kwargs["mode"], call.kwargs["name"]) == ("offline", tmp_path.name)
 

@@ -71,6 +71,12 @@ def worths(result: esper.GrowthResult) -> list[float]:
     ]
 
 
+def test_what_an_epoch_is_worth_falls_with_the_price_of_its_parameters() -> None:
+    best, validation = BestEpoch(nn.Linear(9, 10), 0.1), record(1, 0.8).validation
+    assert best.net_worth(validation, 100) == pytest.approx(0.8)
+    assert best.net_worth(validation, 250) == pytest.approx(0.8 - 0.1 * log(2.5))
+
+
 def test_the_best_epoch_is_handed_back_of_the_twin_as_well() -> None:
     last = overfitted("widen", best_epoch=False, twin=True)
     best = overfitted("widen", twin=True)
