@@ -301,3 +301,10 @@ def test_taken_or_mismatched_name_is_refused(
     with pytest.raises(UsageError, match=f"^task: .*{says}"):
         task(named(function, name))
     assert before == TASKS
+
+
+def test_draws_of_a_family_have_at_most_nine_digits() -> None:
+    assert find(f"one_seed:{10**9 - 1}").name == f"one_seed:{10**9 - 1}"
+    for number in (str(10**9), "0x1", "-1", ""):
+        with pytest.raises(UsageError, match="give a number of at most nine digits"):
+            find(f"one_seed:{number}")
