@@ -20,7 +20,7 @@ from esper.scripts.completion import SHELLS, arguments_of
 from esper.scripts.flags import read_flags
 from esper.scripts.main import COMMANDS, esper
 from esper.scripts.train import CONTROLS, train
-from processes import ESPER, ROOT, called, ran
+from processes import ESPER, ROOT, called, ran, refusal
 from small_runs import events_of
 
 RECORDED = ROOT / "tests" / "recorded"
@@ -316,3 +316,18 @@ def test_the_script_of_each_shell_knows_the_flags(shell: str, capsys) -> None:
 def test_another_shell_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match="completion: esper --completion takes the name"):
         esper(["--completion", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rounds"], "--rounds: must be a whole number, got nothing"),
+        (["--rounds", "a b"], "--rounds: must be a whole number, got 'a b'"),
+        (["--rounds="], "--rounds: must be a whole number, got ''"),
+        (["--rounds", "1", "2"], "--rounds: must be a whole number, got 1 2"),
+        (["--record", "1"], "--record: takes no value, got '1'; write --record alone"),
+        (["--slots"], "--slots: must be a list of names, got nothing"),
+    ],
+)
+def test_a_refusal_shows_what_was_given(words: list[str], says: str, capsys) -> None:
+    assert refusal(capsys, esper, "train", "ppo", *words) == f"esper: {says}\n"

@@ -168,3 +168,10 @@ def test_prune_leaves_a_running_run_alone(place: Path, capsys) -> None:
         assert "run-3" not in out
     assert code == 0
     assert names(place) == {"run-3"}
+
+
+def test_a_time_that_no_calendar_has_is_a_dash(tmp_path: Path, capsys) -> None:
+    write_run(tmp_path / "odd", [started(1, time=1e300), *whole_round(1)])
+    assert run_guarded(esper, ["runs", str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "odd" in line]
+    assert re.search(r"ppo +a<b +- +\d", line), line
