@@ -1,5 +1,6 @@
 """``esper.grow`` that is interrupted resumes bit-identically, as does its never-grown twin."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.leyline.errors import UsageError
+from esper.own_models import training_loop
 from own_modules import ResidualNet, images, loader, unchanged
 
 EPOCHS = 10
@@ -86,6 +88,18 @@ def test_an_interrupted_call_resumes_bit_identically(
     finished = grown(path, 1, **more)
     same(whole, finished)
     assert path.read_bytes() == begun
+
+
+def test_the_time_of_a_resumed_call_includes_that_of_the_first(tmp_path, monkeypatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(training_loop, "monotonic", lambda: float(next(clock)))
+    path, more = tmp_path / "growth.pt", {"twin": False, "policy": "never"}
+    with pytest.raises(Cut):
+        grown(path, 8, **more)
+    begin = next(clock)
+    again = grown(path, **more)
+    assert again.seconds > next(clock) - begin
+    assert again.seconds == pytest.approx(grown(None, **more).seconds, abs=4)
 
 
 def test_the_twin_is_a_plain_run_of_the_same_module() -> None:

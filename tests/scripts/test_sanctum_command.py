@@ -204,3 +204,18 @@ def test_command_summaries_agree_with_the_commands_docstrings() -> None:
 def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
     code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
     assert ran_python(code).returncode == 0
+
+
+def test_several_runs_are_shown_until_none_is_chosen(tmp_path: Path, monkeypatch) -> None:
+    from esper.karn.sanctum import app, side_by_side
+    from esper.scripts import sanctum
+
+    runs = [Path(shutil.copytree(RECORDED / "healthy", tmp_path / name)) for name in "ab"]
+    shown: list[Path] = []
+    choices = iter([runs[1], None])
+    monkeypatch.setattr(sanctum, "is_terminal", lambda: True)
+    monkeypatch.setattr(side_by_side.SideBySide, "run", lambda self: next(choices))
+    monkeypatch.setattr(app.Sanctum, "__init__", lambda self, run, *_: shown.append(run))
+    monkeypatch.setattr(app.Sanctum, "run", lambda self: None)
+    assert sanctum.sanctum([str(run) for run in runs]) == 0
+    assert shown == [runs[1]]

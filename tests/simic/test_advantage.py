@@ -254,6 +254,11 @@ def test_the_baseline_of_a_group_is_the_mean_of_its_other_members() -> None:
             assert abs(float(found[t, i]) - expected) < 1e-12
 
 
+def test_the_baseline_in_a_pair_is_the_other_member() -> None:
+    found = leave_one_out(torch.tensor([[1.0, 4.0, 2.0, 2.5]]), 2)
+    torch.testing.assert_close(found, torch.tensor([[-3.0, 3.0, -0.5, 0.5]]))
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_group_without_other_members_has_no_baseline(size: int) -> None:
     with pytest.raises(ValueError, match=f"groups of {size} of 8"):

@@ -39,7 +39,12 @@ from esper.runtime.tasks import TASKS, find
 from esper.simic.run import checkpoint
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.run_directory import RunDirectory, stored_config
-from esper.simic.training.setup import build_environment, complete_config, resolve_tasks
+from esper.simic.training.setup import (
+    build_environment,
+    complete_config,
+    growth_config,
+    resolve_tasks,
+)
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from esper.tolaria.backends import choice
 from small_runs import SMALL, assert_same, timeless
@@ -473,3 +478,10 @@ def test_a_task_is_trained_with_its_own_slots(name: str) -> None:
     assert task.host.slots == own
     (late,) = resolve_tasks(unflatten({"task": name, "slots": ["late"]}))
     assert late.host.slots == own[-1:]
+
+
+def test_hosts_on_a_gpu_have_one_thread_and_others_those_asked_for() -> None:
+    config = unflatten({"task": "digits", "threads": 3})
+    tasks = resolve_tasks(config)
+    threads = [growth_config(config, tasks, torch.device(kind)).threads for kind in ("cpu", "cuda")]
+    assert threads == [3, 1]

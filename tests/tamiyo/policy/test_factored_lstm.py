@@ -424,3 +424,17 @@ def test_episode_noise_matches_the_noise_of_each_step():
     noise = EpisodeNoise(3, streams, episode=5, widest=7)
     for step in (0, 1, 30, 600, 2):  # 600 is beyond the block of steps drawn first
         assert torch.equal(noise.at(step), action_noise(3, streams, 5, step, 7))
+
+
+def test_cached_weights_of_the_heads_do_not_take_their_gradient() -> None:
+    heads = FactoredLSTM(8).choice_heads
+    x = torch.randn(3, 8)
+    heads.pack()
+    heads(x).sum().backward()
+    assert all(bool(layer.weight.grad.any()) for layer in heads.linears())
+    with torch.no_grad():
+        before = heads(x)
+        heads.linears()[0].weight.add_(1.0)
+        assert torch.equal(heads(x), before)
+        heads.unpack()
+        assert not torch.equal(heads(x), before)
