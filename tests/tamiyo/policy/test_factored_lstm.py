@@ -2,13 +2,16 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from esper import policies
 from esper.kasmina.rng import Purpose
 from esper.leyline.actions import CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEADS, Op
+from esper.simic.run.checkpoint import load_latest
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.policy.noise import EpisodeNoise, action_noise
@@ -438,3 +441,11 @@ def test_cached_weights_of_the_heads_do_not_take_their_gradient() -> None:
         assert torch.equal(heads(x), before)
         heads.unpack()
         assert not torch.equal(heads(x), before)
+
+
+def test_the_policy_in_the_box_fits_into_the_network_of_its_features() -> None:
+    """The sizes of the network are part of what a checkpoint means."""
+    checkpoint = load_latest(Path(policies.__path__[0]) / "keep-or-move")
+    weights = checkpoint.parts["policy"]
+    width = weights["lstm.weight_hh_l0"].shape[1]
+    FactoredLSTM(width, features=checkpoint.features).load_state_dict(weights)

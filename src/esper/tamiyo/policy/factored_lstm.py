@@ -46,6 +46,9 @@ seeds pay."""
 MAX_HEAD_WIDTH = 128
 """Maximum hidden units of a head; heads as wide as a large LSTM would add half its cost."""
 
+SLOT_WIDTH = 32
+"""Width of the embedding of a slot."""
+
 
 class FactoredLSTM(Policy[Observation]):
     """Actor and critic over ``Observation``.
@@ -56,7 +59,6 @@ class FactoredLSTM(Policy[Observation]):
 
     Args:
         lstm_hidden: width of the LSTM.
-        slot_width: width of a slot embedding.
         features: the columns of its observations; all features of this version if None.
     """
 
@@ -65,7 +67,6 @@ class FactoredLSTM(Policy[Observation]):
     def __init__(
         self,
         lstm_hidden: int = 128,
-        slot_width: int = 32,
         features: FeatureNames | None = None,
     ):
         super().__init__()
@@ -74,13 +75,13 @@ class FactoredLSTM(Policy[Observation]):
         self.lstm_hidden = lstm_hidden
         self.blueprint_embedding = nn.Embedding(len(BLUEPRINTS), 4)
         self.slot_encoder = nn.Sequential(
-            nn.Linear(len(names.slots) + 4, slot_width),
+            nn.Linear(len(names.slots) + 4, SLOT_WIDTH),
             nn.ReLU(),
-            nn.Linear(slot_width, slot_width),
+            nn.Linear(SLOT_WIDTH, SLOT_WIDTH),
             nn.ReLU(),
         )
         self.encoder = nn.Sequential(
-            nn.Linear(len(names.host) + 2 * slot_width, lstm_hidden),
+            nn.Linear(len(names.host) + 2 * SLOT_WIDTH, lstm_hidden),
             nn.LayerNorm(lstm_hidden),
             nn.ReLU(),
         )
@@ -88,9 +89,9 @@ class FactoredLSTM(Policy[Observation]):
         self.op_embedding = nn.Embedding(len(Op), 16)
         width = min(lstm_hidden, MAX_HEAD_WIDTH)
         self.op_head = Head(lstm_hidden, width, len(Op))
-        self.slot_head = Head(lstm_hidden + 16 + slot_width, 64, 1)
+        self.slot_head = Head(lstm_hidden + 16 + SLOT_WIDTH, 64, 1)
         self.choice_trunk = nn.Sequential(
-            nn.Linear(lstm_hidden + 16 + slot_width, width), nn.ReLU()
+            nn.Linear(lstm_hidden + 16 + SLOT_WIDTH, width), nn.ReLU()
         )
         self.choice_heads = ParallelHeads(width, {head: HEAD_WIDTHS[head] for head in CHOICE_HEADS})
         self.value_head = Head(lstm_hidden + len(names.critic), width, 1)
@@ -173,7 +174,7 @@ class FactoredLSTM(Policy[Observation]):
         return partial(_op_probabilities, copy.deepcopy(self.op_head))
 
     def encode(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, slot_width]``."""
+        """Input of the LSTM ``[..., lstm_hidden]`` and slot embeddings ``[..., S, SLOT_WIDTH]``."""
         with self.trunk_precision(observation.host.device):
             kinds = self.blueprint_embedding(observation.blueprints)
             slots = self.slot_encoder(torch.cat([observation.slots, kinds], -1))
