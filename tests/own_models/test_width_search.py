@@ -176,10 +176,12 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
         ("deepen", ("1: 2 -> 4 blocks", "1: 2 -> 4 blocks")),
     ],
 )
+@pytest.mark.parametrize("trial", [1, 2])
 def test_what_does_harm_is_taken_back_to_the_bit(
-    policy: str, changes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    policy: str, changes: tuple[str, ...], trial: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (-2.0, -1.0))
+    monkeypatch.setattr(width_search, "TRIAL", trial / 12)
     torch.manual_seed(0)
     module = residual() if policy == "deepen" else multilayer()
     refused, never = grown(copy.deepcopy(module), policy=policy), grown(module, policy="never")
@@ -191,6 +193,22 @@ def test_what_does_harm_is_taken_back_to_the_bit(
     state = never.model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in refused.model.state_dict().items())
     assert [r.loss for r in refused.history] == [r.loss for r in never.history]
+
+
+@pytest.mark.parametrize("policy", ["widen", "deepen"])
+def test_further_epochs_of_a_trial_are_learned_again_in_the_same_bits(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(width_search, "interval", lambda *_: (1.0, 2.0))
+    results, lines = [], []
+    for trial in (1, 3):
+        monkeypatch.setattr(width_search, "TRIAL", trial / 12)
+        results.append(grown_by(policy, epochs=12))
+        lines += [line for r in results[-1].history for line in r.actions if "with and" in line]
+    assert ["after an epoch" in lines[0], "after 3 epochs" in lines[1]] == [True, True]
+    assert [r.loss for r in results[0].history] == [r.loss for r in results[1].history]
+    state = results[0].model.state_dict()
+    assert all(torch.equal(v, state[n]) for n, v in results[1].model.state_dict().items())
 
 
 def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
