@@ -104,8 +104,8 @@ def test_the_interval_of_a_metric_is_that_of_the_paired_bootstrap() -> None:
 
 
 def test_a_metric_of_several_targets_has_no_interval() -> None:
-    x, y = images(20)
-    data = [(x, {"labels": y, "weights": torch.ones(20)})]
+    x, y = images(2)
+    data = [(x, {"labels": y, "weights": torch.ones(2)})]
     loss = objective(lambda output, target: output.mean())
     validate = Evaluator(ResidualNet(), data, loss, CPU, metric=lambda *_: 0.5)
     assert sample_values(validate) is None
