@@ -146,3 +146,11 @@ def test_a_tracker_that_fails_does_not_stop_training(tmp_path, monkeypatch, caps
     assert summary.exit_code == 0
     assert capsys.readouterr().err.count("no tracker today") == 1
     assert len(list(read_events(summary.path, EpisodeOutcome))) == 1
+
+
+def test_the_files_of_tensorboard_are_closed_if_they_were_begun(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path)
+    tracker.close()
+    writer = tracker._writer = MagicMock()
+    tracker.close()
+    assert [call[0] for call in writer.mock_calls] == ["close"]
