@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from esper.leyline.config.groups import OutputConfig
@@ -62,3 +63,11 @@ def test_lines_that_could_not_be_moved_are_tried_again_after_as_many_more(
     lines.close()
     assert sizes == [3, 6, 9]
     assert (tmp_path / "events.jsonl").read_bytes() == 10 * LINE
+
+
+def test_the_typed_copy_has_every_whole_line(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(3 * LINE + LINE[:-5])
+    sinks.write_parquet(tmp_path, tmp_path / "events.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "events.parquet")
+    assert rows["data"].to_pylist() == 3 * [LINE.decode().strip()]
+    assert set(rows["event_type"].to_pylist()) == {"PPO_UPDATE_COMPLETED"}
