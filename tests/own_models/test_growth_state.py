@@ -1,6 +1,7 @@
 """A ``Growth`` that was saved and loaded gives bit-identical results."""
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import AdamW
 
+from esper.leyline.actions import ALPHA_SPEED_STEPS, ALPHA_TARGETS, BLUEPRINTS, Op
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.controller import Growth
 from esper.own_models.grafted_model import grown_seeds
+from esper.own_models.lifecycle_controller import reason_for
 from esper.own_models.objectives import Validation
 from esper.tamiyo.heuristic import HeuristicActor
 from own_modules import ResidualNet, images, unchanged
@@ -121,3 +124,26 @@ def test_another_growth_is_refused_in_one_line() -> None:
     saved = Run(Moody(EPOCHS)).epochs(2).saved()
     with pytest.raises(UsageError, match="policy: on the same observations it does not act"):
         Run(Moody(EPOCHS)).loaded(saved)
+
+
+@pytest.mark.parametrize(
+    ("op", "contribution", "says"),
+    [
+        (
+            Op.SET_ALPHA_TARGET,
+            0.012,
+            "norm goes to alpha 0.5 in 3 epochs (contribution +1.20 points)",
+        ),
+        (Op.FOSSILISE, -0.5, "norm becomes FOSSILISED (contribution -50.00 points)"),
+        (Op.PRUNE, 0.0, "norm is pruned (contribution +0.00 points)"),
+        (Op.PRUNE, float("nan"), "norm is pruned (contribution unknown)"),
+    ],
+)
+def test_an_action_is_told_with_the_figures_behind_it(
+    op: Op, contribution: float, says: str
+) -> None:
+    state: Any = SimpleNamespace(blueprint=torch.tensor([[BLUEPRINTS.index("norm")]]))
+    signals: Any = SimpleNamespace(contribution=torch.tensor([[contribution]], dtype=torch.float64))
+    progress: Any = None
+    choice = {"alpha_target": ALPHA_TARGETS.index(0.5), "alpha_speed": ALPHA_SPEED_STEPS.index(3)}
+    assert reason_for(op, 0, choice, state, signals, progress) == says

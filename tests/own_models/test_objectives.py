@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.leyline.errors import UsageError
 from esper.own_models.objectives import OBJECTIVES, Evaluator, Scale, as_score, objective
+from esper.own_models.options import loss_problem
 from own_modules import Gpt, ResidualNet, images, loader, perceptron, table, tokens
 
 CPU = torch.device("cpu")
@@ -214,3 +215,12 @@ def test_what_is_not_valid_is_one_line() -> None:
         as_score(93.0, True, Scale())
     with pytest.raises(UsageError, match="validation_loader: it yields no batch"):
         evaluated(perceptron(), [], "mse")
+
+
+def test_what_is_no_loss_of_a_batch_is_said_with_what_to_do() -> None:
+    assert loss_problem(torch.ones(())) is None
+    assert loss_problem(torch.ones(1, 1)) is None
+    assert loss_problem(torch.ones(3)) == "loss: it has the shape (3,); return its mean"
+    said = loss_problem("high")
+    assert said is not None
+    assert said.startswith("loss: it returns a str; give a function of output and target")
