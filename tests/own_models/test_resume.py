@@ -102,6 +102,25 @@ def test_the_time_of_a_resumed_call_includes_that_of_the_first(tmp_path, monkeyp
     assert again.seconds == pytest.approx(grown(None, **more).seconds, abs=4)
 
 
+def test_progress_counts_the_epochs_that_are_left(tmp_path: Path, monkeypatch) -> None:
+    totals, phase = [], training_loop.phase
+
+    def counted(name: str, *more: Any) -> Any:
+        totals.append((name, *more))
+        return phase(name, *more)
+
+    monkeypatch.setattr(training_loop, "phase", counted)
+    path, more = tmp_path / "growth.pt", {"twin": False, "policy": "never"}
+    with pytest.raises(Cut):
+        grown(path, 4, **more)
+    grown(path, **more)
+    # The epoch in which a process is killed is trained again.
+    assert [each for each in totals if each[0] == "training"] == [
+        ("training", EPOCHS, "epochs"),
+        ("training", EPOCHS - 3, "epochs"),
+    ]
+
+
 def test_the_twin_is_a_plain_run_of_the_same_module() -> None:
     both = grown(None)
     alone = grown(None, policy="never", twin=False)
