@@ -232,3 +232,20 @@ def test_a_query_that_fails_keeps_the_previous_output(tmp_path: Path) -> None:
 )
 def test_names_that_are_too_long_are_one_line(words: list[str], command: list[str], capsys) -> None:
     assert "too long" in refusal(capsys, esper, *words)
+
+
+def test_a_model_that_cannot_be_traced_has_no_program_and_all_other_files(
+    command: list[str], capsys, monkeypatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("data-dependent control flow\nand more")
+
+    monkeypatch.undo()
+    monkeypatch.chdir(Path(command[1]).parent)
+    monkeypatch.setattr(grown_files, "export", fails)
+    assert grow(command) == 0
+    out = capsys.readouterr().out
+    assert "no model.pt2: torch.export cannot trace the model (data-dependent control flow)" in out
+    names = {path.name for path in Path("out").iterdir()}
+    assert {"state_dict.pt", "rebuild.py", "result.json", "settings.json"} <= names
+    assert "model.pt2" not in names
