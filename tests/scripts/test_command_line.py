@@ -16,6 +16,7 @@ from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.reading import run_settings, settings_file
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
+from esper.scripts import main
 from esper.scripts.completion import SHELLS, arguments_of
 from esper.scripts.flags import read_flags
 from esper.scripts.main import COMMANDS, esper
@@ -331,3 +332,10 @@ def test_another_shell_is_refused(words: list[str]) -> None:
 )
 def test_a_refusal_shows_what_was_given(words: list[str], says: str, capsys) -> None:
     assert refusal(capsys, esper, "train", "ppo", *words) == f"esper: {says}\n"
+
+
+def test_the_installed_command_runs_esper(monkeypatch) -> None:
+    commands: list[object] = []
+    monkeypatch.setattr(main, "run_command", commands.append)
+    main.main()
+    assert commands == [esper]

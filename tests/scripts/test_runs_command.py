@@ -48,6 +48,9 @@ def test_the_list_shows_each_run_with_its_status(place: Path, capsys) -> None:
     (cut / "checkpoints" / "000001" / "manifest.json").touch()
     code, out, _ = run_command(capsys, "runs", place)
     assert code == 0
+    assert re.search(
+        r"^ *run +status +rounds +gain +validation +policy +task +started +disk *$", out, re.M
+    )
     assert len(re.findall(r"run-\d +✓ finished +1/1 +\+1\.0 +\+0\.0 +ppo +a<b", out)) == 3
     assert re.search(r"broken +✗ failed +0/3 +-", out)
     assert re.search(r"cut +‖ interrupted +1/9", out)

@@ -249,3 +249,27 @@ def test_a_model_that_cannot_be_traced_has_no_program_and_all_other_files(
     names = {path.name for path in Path("out").iterdir()}
     assert {"state_dict.pt", "rebuild.py", "result.json", "settings.json"} <= names
     assert "model.pt2" not in names
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [([], None), (["--schedule", "cosine"], 2), (["--schedule", "constant"], 0)],
+)
+def test_a_schedule_is_passed_on_where_one_is_named(
+    words: list[str], epochs: int | None, command: list[str], monkeypatch
+) -> None:
+    options: dict[str, Any] = {}
+
+    def growing(*_: Any, **more: Any) -> Any:
+        options.update(more)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(grow_model, "grow", growing)
+    with pytest.raises(UsageError, match="enough"):
+        grow([*command, *words])
+    assert ("scheduler" in options) == (epochs is not None)
+    if epochs == 0:
+        assert options["scheduler"] is None
+    elif epochs is not None:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+        assert options["scheduler"](optimizer).T_max == epochs
