@@ -1,6 +1,8 @@
 """A run is one thing: what was edited, exchanged or changed since its checkpoint is refused."""
 
 import json
+import platform
+import re
 import shutil
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from esper.simic.offline.offline_run import learn_offline, resumed_config
 from esper.simic.run import identity
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.run.identity import check_same_run, identity_of
+from esper.simic.run.run_directory import processor_name
 from esper.simic.training.vectorized import resume_ppo, run_training, train_ppo_vectorized
 from small_runs import SMALL
 
@@ -248,3 +251,9 @@ def test_an_identity_survives_the_manifest(run: Path) -> None:
     assert msgspec.convert(json.loads(msgspec.json.encode(stored)), type(stored)) == stored
     assert stored.settings["envs"] == SMALL["envs"]
     assert "rounds" not in stored.settings
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="the system names no processor")
+def test_the_processor_has_the_name_that_the_system_gives_it() -> None:
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    assert processor_name() == (names[0] if names else platform.machine())
