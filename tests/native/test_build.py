@@ -481,3 +481,36 @@ def test_wide_registers_are_preferred_where_the_processor_has_some(monkeypatch) 
     assert {"-mavx2", "-mfma", "-mprefer-vector-width=512"} <= set(flags["avx2"])
     assert not [flag for flag in flags["baseline"] if flag.startswith("-m")]
     assert all(each[-2:] == ["-g", "-O1"] for each in flags.values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "names"),
+    [
+        ("x86_64", {"avx2", "fma", "sse2"}, ["avx2", "baseline"]),
+        ("AMD64", set(build.INSTRUCTION_SETS["avx512"]), ["avx512", "avx2", "baseline"]),
+        ("x86_64", {"fma"}, ["baseline"]),
+        ("aarch64", {"avx2", "fma"}, ["baseline"]),
+    ],
+)
+def test_instruction_sets_are_those_of_the_processor(machine, features, names, monkeypatch) -> None:
+    monkeypatch.setattr(build.platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "cpu_features", lambda: frozenset(features))
+    assert build.instruction_sets() == names
+
+
+def test_a_system_that_does_not_list_features_has_none(monkeypatch) -> None:
+    def missing(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert build.cpu_features.__wrapped__() == frozenset()
+
+
+def test_why_there_is_no_library_is_logged_in_one_line(monkeypatch, caplog) -> None:
+    def fails() -> None:
+        raise library.Unavailable("the moon is full")
+
+    monkeypatch.setattr(library, "library", fails)
+    assert not library.available()
+    assert not library.available()
+    assert caplog.messages == ["native backend: the moon is full; using torch"]
