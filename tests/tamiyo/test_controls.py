@@ -67,7 +67,7 @@ def test_the_heuristic_asks_for_half_a_point_of_contribution() -> None:
 
 def test_the_heuristic_skips_a_blueprint_whose_seeds_were_pruned() -> None:
     first, second = ROTATION[:2]
-    for penalty, expected in ((0.0, first), (8.0, second)):
+    for penalty, expected in ((0.0, first), (5.9, first), (6.0, second), (8.0, second)):
         actor = HeuristicActor(8, HeuristicConfig(penalty=penalty))
         actor.begin(torch.arange(1), 0)
         for op in (Op.GERMINATE, Op.PRUNE, Op.GERMINATE, Op.GERMINATE):

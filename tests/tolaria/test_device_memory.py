@@ -1,6 +1,7 @@
 """Rows are cut by what fits into a device, shown on the virtual device."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.training.vectorized import run_training
+from esper.tolaria import memory
+from esper.tolaria.backends.choice import torch_backend
 from esper.tolaria.memory import parts_within, row_memory
 from esper.tolaria.precision import Precision
 from small_runs import SMALL
-from support import small_environments
+from support import small_environments, small_host, small_mlp
 from virtual_device import virtual_device
 
 GPU = torch.device("cuda:0")
@@ -93,3 +96,27 @@ def test_a_run_without_memory_ends_with_one_line_that_says_what_fits(tmp_path: P
     assert "\n" not in message
     fits = int(message.partition("about ")[2].split()[0])
     assert 1 <= fits < 8
+
+
+def test_large_blocks_of_memory_are_never_mapped_anew(monkeypatch) -> None:
+    options: dict[int, int] = {}
+
+    def mallopt(option: int, value: int) -> int:
+        options[option] = value
+        return 1
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    assert memory.keep_memory.__wrapped__()
+    # mallopt(3): M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD.
+    assert options == {-4: 0, -1: 2**30, -2: 2**28}
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: SimpleNamespace())
+    assert not memory.keep_memory.__wrapped__()
+
+
+def test_no_pass_holds_more_than_a_hundred_validation_images() -> None:
+    sizes = {
+        torch_backend(host, Precision("cpu")).evaluation_batch
+        for host in (small_host(), small_mlp(), find("digits").host, find("digits_wide").host)
+    }
+    assert 1 <= min(sizes) <= max(sizes) == 100

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,3 +180,18 @@ def test_onnx_runtime_gives_equal_logits(name: str) -> None:
         images = images_of(host, count, torch.float32)
         (found,) = session.run(["logits"], {"images": plain(images).numpy()})
         np.testing.assert_allclose(found, engine(images).numpy(), 0, 1e-5, equal_nan=False)
+
+
+def test_committed_seeds_are_fossilised_and_act() -> None:
+    stages = (Stage.FOSSILISED, Stage.FOSSILISED, Stage.BLENDING)
+    zeros = torch.zeros(1, 3, dtype=torch.int64)
+    state: Any = SimpleNamespace(
+        stage=torch.tensor([[int(stage) for stage in stages]]),
+        alpha=torch.tensor([[0.7, 0.0, 0.5]]),
+        blueprint=zeros, style=zeros, frozen=zeros.bool(),
+    )  # fmt: skip
+    seeds = committed_seeds(state)
+    assert [x.tolist() for x in (seeds.computed, seeds.alpha)] == [
+        [[True, False, False]],
+        [[pytest.approx(0.7), 0.0, 0.0]],
+    ]

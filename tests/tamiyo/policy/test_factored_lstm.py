@@ -449,3 +449,17 @@ def test_the_policy_in_the_box_fits_into_the_network_of_its_features() -> None:
     weights = checkpoint.parts["policy"]
     width = weights["lstm.weight_hh_l0"].shape[1]
     FactoredLSTM(width, features=checkpoint.features).load_state_dict(weights)
+
+
+def test_heads_are_as_wide_as_a_small_lstm_and_at_most_128_units() -> None:
+    for memory, width in ((8, 8), (128, 128), (200, 128)):
+        policy = FactoredLSTM(memory)
+        assert policy.op_head.hidden.out_features == width
+        assert policy.choice_trunk[0].out_features == width
+
+
+def test_the_sizes_of_a_recurrent_policy_are_those_of_its_checkpoints() -> None:
+    state = RecurrentPolicy(4, (2,)).state_dict()
+    assert state["trunks.1.encoder.0.weight"].shape == (64, 4)
+    assert state["trunks.0.lstm.weight_hh_l0"].shape == (4 * 64, 64)
+    assert state["value_head.0.weight"].shape == (64, 64)
