@@ -9,10 +9,11 @@ from torch import Tensor
 
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import CANONICAL_CHOICE, HEADS, Op
-from esper.tamiyo.policy.features import Observation
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+    from esper.tamiyo.policy.features import Observation
 
 RowsT = TypeVar("RowsT", bound="DataclassInstance")
 
@@ -27,7 +28,7 @@ class Actor(Protocol):
         """Prepare for an episode of the given environments."""
         ...
 
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def act(self, observation: "Observation", step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Actions int64 ``[N, heads]``, their log-probs ``[N]`` and the values ``[N]``."""
         ...
 
@@ -98,7 +99,7 @@ class NeverActor:
     def begin(self, environments: Tensor, episode: int) -> None:
         """See ``baselines.Actor.begin``."""
 
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def act(self, observation: "Observation", step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``baselines.Actor.act``."""
         count = len(observation.host)
         shape = (count, len(HEADS))
