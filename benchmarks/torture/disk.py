@@ -130,9 +130,10 @@ def _read_only(case: Case, disk: Path, log: Path, fraction: float | None) -> str
 def _refusal(words: list[str], log: Path) -> str:
     """What a command printed that ought to have been refused in one line; empty if it was."""
     status, output = called(words, log)
-    # Several seeds tell before which of them are finished.
-    errors = [line for line in output.splitlines() if not line.endswith(" is finished")]
-    return "" if status == 2 and len(errors) == 1 else f"status {status}: {output[-300:]}"
+    # Before, progress may be told, and which of several seeds are finished.
+    errors = [line for line in output.splitlines() if line.startswith("esper: ")]
+    fits = status == 2 and len(errors) == 1 and "Traceback" not in output
+    return "" if fits else f"status {status}: {output[-300:]}"
 
 
 def removed(work: Path) -> Part:
