@@ -81,20 +81,26 @@ def _forge(path: Path, command: Command, part: Part, outcomes: Counter[str], cou
         entries.pop(CHECKSUM)
         spoil(entries, draws)
         path.write_bytes(sealed_json(entries))
-        part.tried += 1
-        try:
-            with quiet() as told:
-                status = command()
-        except Exception as error:
-            part.lost.append(f"{path} {number}: {type(error).__name__}: {error}")
-        else:
-            lines = told.getvalue().splitlines()
+        if (outcome := _outcome(command, f"{path} {number}", part)) is not None:
+            status, lines = outcome
             outcomes[f"{'refused' if status else 'taken'} {path.name}"] += 1
             if status not in (0, 1, 2) or (status == 2 and len(lines) != 1):
                 part.lost.append(f"{path} {number}: status {status}, {lines}")
         if copy is not None:
             fresh(copy, folder)
     path.write_bytes(whole)
+
+
+def _outcome(command: Command, what: str, part: Part) -> tuple[int, list[str]] | None:
+    """Exit status and lines of a command; None if an exception left it, which is noted."""
+    part.tried += 1
+    try:
+        with quiet() as told:
+            status = command()
+    except Exception as error:
+        part.lost.append(f"{what}: {type(error).__name__}: {error}")
+        return None
+    return status, told.getvalue().splitlines()
 
 
 @contextmanager
@@ -116,14 +122,9 @@ def _harm(path: Path, command: Command, part: Part, outcomes: Counter[str]) -> N
         else:
             del content[draws.randrange(len(whole)) :]
         path.write_bytes(content)
-        part.tried += 1
-        try:
-            with quiet() as told:
-                status = command()
-        except Exception as error:
-            part.lost.append(f"{path} {number}: {type(error).__name__}: {error}")
+        if (outcome := _outcome(command, f"{path} {number}", part)) is None:
             continue
-        lines = told.getvalue().splitlines()
+        status, lines = outcome
         # A query leaves events out that cannot be read, and counts them in a second line.
         expected = (0, 2) if path.parent.name == "events" else (2, 1)
         if (status, len(lines)) == expected and path.name in lines[0]:
