@@ -27,26 +27,35 @@ RUNS = {
 
 
 class Words(HTMLParser):
-    """The text of a page, a line for each element that has some, and the sizes of its pictures."""
+    """The text of a page: a line for each element that has some, and one for each picture, with
+    its size and its words."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
-        self._hidden = ""
+        self._hidden, self._in_picture = "", False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("style", "script"):
             self._hidden = tag
         elif tag == "svg":
             self.lines.append(f"picture {dict(attrs).get('viewbox')}")
+            self._in_picture = True
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == self._hidden:
+        if tag == "svg":
+            self._in_picture = False
+        elif tag == self._hidden:
             self._hidden = ""
 
     def handle_data(self, data: str) -> None:
-        if not self._hidden and data.strip():
-            self.lines.append(" ".join(data.split()))
+        words = " ".join(data.split())
+        if self._hidden or not words:
+            return
+        if self._in_picture:
+            self.lines[-1] += f" | {words}"
+        else:
+            self.lines.append(words)
 
 
 def growth(policy: str, tries: int, ends: bool) -> list[Event]:
