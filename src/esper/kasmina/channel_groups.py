@@ -1,11 +1,10 @@
 """Which layers of a module share channels, so that they can only be widened together.
 
-A forward pass is recorded, function by function. A linear layer, a convolution or the hidden units
-of a recurrent layer *write* channels;
-whatever computes each channel from itself alone (activations, pooling, reshapes, batch norms,
-depthwise convolutions) passes them on; a linear layer or a convolution behind it *reads* them. Sums
-and products of two activations tie their channels. A function that mixes the channels of a group,
-such as a layer norm or attention, refuses the group by its name.
+A forward pass is recorded, function by function. A linear layer, a convolution or a recurrent layer
+*writes* channels; whatever computes each channel from itself alone (activations, pooling, reshapes,
+batch norms, depthwise convolutions) passes them on; a linear layer or a convolution behind it
+*reads* them. Sums and products of two activations tie their channels. A function that mixes the
+channels of a group, such as a layer norm or attention, refuses the group by its name.
 """
 
 from collections import Counter

@@ -158,7 +158,7 @@ class WidthSearch:
             ending.restore()
             return loss
         wide_loss = training.epoch()
-        wide_ending = _Snapshot(training, loaders)
+        wide_ending = _Snapshot(training, loaders) if losses else None
         losses = [training.epoch() for _ in losses]  # learned again if it stays
         wide, bounds = validate(), interval(sample_values(validate), values)
         # A wider network that learns half as fast for an epoch has often won by the end.
@@ -172,7 +172,7 @@ class WidthSearch:
         self.lines.append(_report(without, wide, bounds, stays, self.trial))
         if stays:
             self.trials = self.most
-            if losses:
+            if wide_ending is not None:
                 wide_ending.restore()
             return wide_loss
         self.scale /= 2.0
