@@ -92,13 +92,13 @@ def vision_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
     del inputs
     layer = nn.TransformerEncoderLayer(8, 2, width, 0.0, batch_first=True, norm_first=True)
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), Transposed(),
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), PatchPlaces(),
         nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False),
         nn.Flatten(), nn.Linear(16 * 8, outputs),
     )  # fmt: skip
 
 
-class Transposed(nn.Module):
+class PatchPlaces(nn.Module):
     """Adds to each patch what tells its place."""
 
     def __init__(self) -> None:

@@ -21,6 +21,8 @@ from torture.seals import MODEL
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["esper.scripts.main", "esper_lab.evaluate", "sklearn.datasets"])
 
+NO_MORE = "give a larger total"
+"""What a command says whose run has all of its rounds or epochs."""
 Disturbance = Callable[[], object]
 """Changes the process in which a command is about to run."""
 
@@ -96,6 +98,14 @@ def begun(words: list[str], log: Path, disturb: Disturbance | None = None) -> Ba
 def printed(log: Path) -> str:
     """What a command has printed."""
     return log.read_text(errors="backslashreplace")
+
+
+def problem_with(case: Case, disk: Path, whole: Path, status: int, output: str) -> str:
+    """What is wrong after a rerun: it failed, or left other files than an undisturbed command."""
+    # Killed after its last checkpoint, an offline run has no more epochs to learn.
+    if status and not (status == 2 and NO_MORE in output):
+        return f"the rerun ends with {status}: {output[-300:]}"
+    return case.same(disk, whole)
 
 
 def _call(words: list[str], log: Path, begins: Event, disturb: Disturbance | None) -> None:

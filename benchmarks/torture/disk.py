@@ -14,7 +14,7 @@ from unittest.mock import patch
 from esper.leyline import disk
 from esper.leyline.errors import UsageError
 from esper.simic.run import checkpoint
-from torture.cases import Case, begun, called, cases, clear, printed
+from torture.cases import Case, begun, called, cases, clear, printed, problem_with
 from torture.common import TINY, Part, differs, fresh, resumed, timed, trained
 from torture.small_disk import contents, filesystem, remount
 
@@ -87,27 +87,34 @@ def not_writable(work: Path) -> Part:
                     part.lost += [f"{case.name} in {place}: {problem}"] if problem else []
                 if file.read_bytes():
                     part.lost.append(f"{case.name} wrote into {file}")
+                case.fill(disk)
+                begin = time.monotonic()
+                called(case.first(disk), log)
+                seconds = time.monotonic() - begin
+                whole = fresh(disk, work / "whole")
                 for fraction in (None, *STOPS):
                     case.fill(disk)
-                    problem = _read_only(case, disk, log, fraction)
+                    moment = None if fraction is None else fraction * seconds
+                    problem = _read_only(case, disk, whole, log, moment)
                     part.lost += [f"{case.name} after {fraction}: {problem}"] if problem else []
                 part.tried += len(places) + 1 + len(STOPS)
     return part
 
 
-def _read_only(case: Case, disk: Path, log: Path, fraction: float | None) -> str:
-    """What is wrong with a command on a disk that cannot be written, and with its rerun."""
-    begin = time.monotonic()
-    status, output = called(case.first(disk), log)
-    if status:
-        return f"fails: {output[-300:]}"
-    seconds = time.monotonic() - begin
-    whole = fresh(disk, disk.with_name("whole"))
-    case.fill(disk)
+def _read_only(case: Case, disk: Path, whole: Path, log: Path, moment: float | None) -> str:
+    """What is wrong with a command on a disk that cannot be written, and with its rerun.
+
+    Args:
+        case: the command.
+        disk: where it writes.
+        whole: what it leaves there undisturbed.
+        log: file of its output.
+        moment: seconds after which it is killed before; None for a disk on which it is new.
+    """
     words = case.first(disk)
-    if fraction is not None:
+    if moment is not None:
         process = begun(words, log)
-        process.join(fraction * seconds)
+        process.join(moment)
         process.kill()
         process.join()
         words = case.rerun(disk)
@@ -122,9 +129,7 @@ def _read_only(case: Case, disk: Path, log: Path, fraction: float | None) -> str
         problem = problem or "files changed"
     if problem:
         return problem
-    status, output = called(case.rerun(disk), log)
-    ended = not status or "give a larger total" in output
-    return case.same(disk, whole) if ended else f"the rerun ends with {status}: {output[-300:]}"
+    return problem_with(case, disk, whole, *called(case.rerun(disk), log))
 
 
 def _refusal(words: list[str], log: Path) -> str:

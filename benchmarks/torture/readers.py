@@ -15,7 +15,7 @@ from esper.karn.report.gather import RunData
 from esper.karn.sanctum.log import EventLog
 from esper.karn.views import VIEWS
 from esper.leyline.errors import UsageError
-from torture.cases import Case, begun, called, cases, printed
+from torture.cases import NO_MORE, Case, begun, called, cases, printed
 from torture.common import Part, quiet, timed
 
 ROUNDS, TIMES = 6, 8
@@ -170,5 +170,5 @@ def _killed_and_rerun(case: Case, folder: Path, share: float, log: Path) -> str:
     process.kill()
     process.join()
     status, output = called(case.rerun(folder), log)
-    ended = not status or "give a larger total" in output
+    ended = not status or NO_MORE in output
     return "" if ended and "Traceback" not in printed(log) else f"status {status}: {output[-300:]}"

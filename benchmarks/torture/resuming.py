@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from torture.cases import Case, begun, called, cases, printed
+from torture.cases import NO_MORE, Case, begun, called, cases, printed, problem_with
 from torture.common import Part, timed
 
 SIGNALS = (*3 * (signal.SIGKILL,), signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -52,10 +52,7 @@ def _stop(case: Case, work: Path, count: int, part: Part, outcomes: Counter[str]
             part.lost += [f"{case.name} {number}: {what}"] if what else []
             words = case.rerun(disk)
         status, output = called(words, log)
-        # Signalled after its last checkpoint, an offline run has no more epochs to learn.
-        whole_already = status == 2 and "give a larger total" in output
-        failed = f"the rerun ends with {status}: {output[-300:]}"
-        problem = failed if status and not whole_already else case.same(disk, whole)
+        problem = problem_with(case, disk, whole, status, output)
         part.lost += [f"{case.name} {number}: {problem}"] if problem else []
     shutil.rmtree(disk)
 
@@ -72,5 +69,5 @@ def _interrupted(
     status, output = process.exitcode or 0, printed(log)
     if "Traceback" in output:
         return output[-300:], status
-    fitting = status in (0, -number, 128 + number) or "give a larger total" in output
+    fitting = status in (0, -number, 128 + number) or NO_MORE in output
     return "" if fitting else f"status {status}: {output[-300:]}", status
