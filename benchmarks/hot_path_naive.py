@@ -136,7 +136,7 @@ class NaiveBackend:
     ) -> tuple[Scores, list[Scores]]:
         """See ``Backend.evaluate``."""
         torch.set_num_threads(self.threads)
-        everyone = torch.arange(len(seeds.alpha))
+        everyone = torch.arange(len(seeds.alpha), device=seeds.alpha.device)
         found = []
         for asked in (Variant(0, everyone, seeds.alpha), *variants):
             of_variant = seeds.of_variant(asked)
@@ -176,6 +176,7 @@ class NaiveBackend:
                 for s in alive
             }
             for part in (module, *living.values()):
+                part.to(stack.host.device)
                 part.to(memory_format=self.format)  # type: ignore[call-overload]
             self.modules[key] = module, living
         module, living = self.modules[key]

@@ -172,14 +172,14 @@ class NaiveWays:
     """The naive loop in every way, as contenders by name; a context that ends their processes.
 
     The ways are one process with 1, 2 or all threads, and one single-threaded process per core,
-    each in both memory formats.
+    each in both memory formats; on a GPU, which computes one after the other, one process.
 
     Args:
         workload: the workload; its ``threads`` are the cores.
     """
 
     def __init__(self, workload: Workload):
-        cores = workload.threads
+        cores = workload.threads if workload.device == "cpu" else 1
         self.contenders: dict[str, Contender] = {
             f"{threads} {'thread' if threads == 1 else 'threads'}, {name}": naive_loop(
                 workload, threads, last
@@ -187,10 +187,12 @@ class NaiveWays:
             for threads in sorted({1, min(2, cores), cores})
             for name, last in FORMATS.items()
         }
-        self.processes = Processes(workload, cores)
-        count = len(self.processes.shares)
-        for name in FORMATS:
-            self.contenders[f"{count} x 1 thread, {name}"] = Share(self.processes, name)
+        self.processes: Processes | None = None
+        if workload.device == "cpu":
+            self.processes = Processes(workload, cores)
+            count = len(self.processes.shares)
+            for name in FORMATS:
+                self.contenders[f"{count} x 1 thread, {name}"] = Share(self.processes, name)
 
     def __enter__(self) -> Self:
         return self
@@ -198,7 +200,8 @@ class NaiveWays:
     def __exit__(self, *error: object) -> None:
         for contender in self.contenders.values():
             contender.close()
-        self.processes.close()
+        if self.processes is not None:
+            self.processes.close()
 
 
 def race(

@@ -14,19 +14,28 @@ With ``--virtual`` all of it runs at tiny sizes on a virtual device, which shows
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_checks import paths
 
+if TYPE_CHECKING:
+    from gpu_checks.results import Results
+    from gpu_checks.section import Section
+
 MARGIN = 0.97
 """Part of the time for the sections; the rest is for starting and ending processes."""
+CORES = 8
+"""CPU cores from which sections that time nothing run at the same time."""
 
 
 def main() -> int:
@@ -35,7 +44,7 @@ def main() -> int:
     parser.add_argument("--virtual", action="store_true", help="on a virtual device, tiny sizes")
     parser.add_argument("--sections", nargs="+", metavar="NAME", help="default: all")
     parser.add_argument("--minutes", type=float, help="default: 9; unlimited with --virtual")
-    parser.add_argument("--output", type=Path, help="path of both files, without suffix")
+    parser.add_argument("--output", type=Path, help="folder of both files")
     parser.add_argument("--wheels", type=Path, default=paths.ROOT / "wheels")
     parser.add_argument("--measure", metavar="NAME", help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
@@ -63,10 +72,28 @@ def measured_here(name: str, virtual: bool, into: Path) -> int:
     return measure(SECTIONS[NAMES.index(name)], virtual, into)
 
 
+def run(
+    results: "Results", virtual: bool, limit: float | None, folder: Path, section: "Section"
+) -> None:
+    """Measure a section, or note what it lacks, and print its part of the page."""
+    from gpu_checks.processes import Outcome, measured
+
+    progress = partial(results.put, section)
+    if section.missing:
+        outcome = Outcome("skipped", missing=section.missing)
+    else:
+        outcome = measured(section, virtual, limit, folder, progress)
+    results.put(section, outcome)
+    print(f"{results.part(section)}\n", flush=True)
+    if outcome.error is not None:
+        print(outcome.error, file=sys.stderr, flush=True)
+
+
 def check(arguments: argparse.Namespace, folder: Path) -> int:
-    """Run the sections one after another; return the exit status."""
-    from gpu_checks.processes import measured
+    """Run the sections; return the exit status."""
+    from gpu_checks.processes import Outcome
     from gpu_checks.results import Results
+    from gpu_checks.section import in_stages
     from gpu_checks.sections import NAMES, SECTIONS
 
     unknown = sorted(set(arguments.sections or ()) - set(NAMES))
@@ -76,22 +103,21 @@ def check(arguments: argparse.Namespace, folder: Path) -> int:
         print(line, file=sys.stderr)
         return 2
     chosen = [part for part in SECTIONS if part.name in (arguments.sections or NAMES)]
-    name = "runs/gpu_check_virtual" if arguments.virtual else "benchmarks/results/gpu_check"
-    results = Results(arguments.output or paths.ROOT / name, arguments.virtual)
+    default = "runs/gpu_check_virtual" if arguments.virtual else "benchmarks/results"
+    results = Results(arguments.output or paths.ROOT / default, arguments.virtual)
     minutes = arguments.minutes or (None if arguments.virtual else 9.0)
-    planned = 0.0
-    for section in chosen:
-        planned += section.seconds / sum(part.seconds for part in chosen)
-        limit = None
-        if minutes is not None:
-            # What earlier sections left is for this one.
-            limit = max(1.0, MARGIN * 60.0 * minutes * planned - results.seconds)
-        progress = partial(results.put, section)
-        outcome = measured(section, arguments.virtual, limit, folder, progress)
-        results.put(section, outcome)
-        print(f"{results.part(section)}\n", flush=True)
-        if outcome.error is not None:
-            print(outcome.error, file=sys.stderr, flush=True)
+    together = not arguments.virtual and (os.cpu_count() or 1) >= CORES
+    stages = in_stages(chosen, together)
+    whole, planned = sum(stage.seconds for stage in stages), 0.0
+    for stage in stages:
+        planned += stage.seconds / whole
+        # What earlier stages left is for this one.
+        left = None if minutes is None else MARGIN * 60.0 * minutes * planned - results.seconds
+        limit = None if left is None else max(1.0, left)
+        for section in stage.sections:  # in this order on the page
+            results.put(section, Outcome())
+        with ThreadPoolExecutor(len(stage.sections)) as pool:
+            list(pool.map(partial(run, results, arguments.virtual, limit, folder), stage.sections))
     print(f"{results.summary()}\n\nwritten: {results.output}.md and .json")
     return 1 if results.failed else 0
 

@@ -157,14 +157,17 @@ class graph:
         self.entered.close()
 
 
-class Autocast:
-    """Autocast to a virtual device is autocast on the CPU that computes for it."""
+class OfAutocast:
+    """A function of autocast: that of a virtual device is that of the CPU that computes for it."""
 
     def __init__(self, real: Any):
         self.real = real
 
     def __call__(self, device_type: str, *args: Any, **kwargs: Any) -> Any:
         return self.real("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+
+AUTOCAST = ("autocast", "is_autocast_enabled", "get_autocast_dtype")
 
 
 def uncompiled(function: Callable[..., Any] | None = None, **_: Any) -> Any:
@@ -251,7 +254,7 @@ def patched(machine: Machine) -> Iterator[None]:
         for name, function in functions.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         for place, name, value in (
-            (torch, "autocast", Autocast(torch.autocast)),
+            *((torch, name, OfAutocast(getattr(torch, name))) for name in AUTOCAST),
             (torch, "compile", uncompiled),
             (torch.version, "cuda", "0.0"),
             (torch.backends.cudnn, "is_acceptable", lambda tensor: False),

@@ -1,7 +1,7 @@
 """A convolution with weights of its own for each network: grouped, or as matrix products.
 
-The torch backend uses grouped convolutions, one group per environment. The alternative gathers the
-3x3 neighbourhoods and multiplies matrices in batches. Both are measured with channels first and
+On a CPU the torch backend uses grouped convolutions, one group per environment. On a GPU it gathers
+the 3x3 neighbourhoods and multiplies matrices in batches. Both are measured with channels first and
 last, each on activations as it would keep them.
 """
 
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.kasmina.ops import conv2d_by_products
 from gpu_checks.place import FLOAT32, HALVES, Place, Row, attempted, computing
 from gpu_checks.section import Found, rows_table
 
@@ -39,6 +40,11 @@ def products_last(x: Tensor, weight: Tensor) -> Tensor:
     return (columns @ weight.flatten(2).transpose(1, 2)).unflatten(1, x.shape[1:4])
 
 
+def esper(x: Tensor, weight: Tensor) -> Tensor:
+    """Convolve ``x [B, H, W, N, C]`` by ``weight [N, C, C, 3, 3]``."""
+    return conv2d_by_products(x, weight)
+
+
 def from_images(images: Tensor, layout: str) -> Tensor:
     """Bring ``images [N, B, C, H, W]`` into a layout."""
     if layout == "grouped, channels first":
@@ -48,6 +54,8 @@ def from_images(images: Tensor, layout: str) -> Tensor:
         return flat.contiguous(memory_format=torch.channels_last)
     if layout == "products, channels first":
         return images.transpose(1, 2).contiguous()
+    if layout == "as Esper computes it":
+        return images.permute(1, 3, 4, 0, 2).contiguous()
     return images.movedim(2, 4).contiguous()
 
 
@@ -55,6 +63,8 @@ def to_images(x: Tensor, layout: str, count: int) -> Tensor:
     """Undo ``from_images``."""
     if layout.startswith("grouped"):
         return x.unflatten(1, (count, -1)).transpose(0, 1)
+    if layout == "as Esper computes it":
+        return x.permute(3, 0, 4, 1, 2)
     return x.transpose(1, 2) if layout == "products, channels first" else x.movedim(4, 2)
 
 
@@ -63,13 +73,14 @@ WAYS: dict[str, Convolution] = {
     "grouped, channels last": grouped_first,
     "products, channels first": products_first,
     "products, channels last": products_last,
+    "as Esper computes it": esper,
 }
 
 
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per number of networks, precision and way."""
     check(place)
-    counts = place.size((64, 1024, 4096), (3,))
+    counts = place.size((64, 1024), (3,))
     for count, precision, way in product(counts, place.precisions, WAYS):
         row = {"networks": count, "precision": precision, "way": way}
         yield attempted(row, partial(speed, place, count, precision, way))

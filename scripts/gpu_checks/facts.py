@@ -13,6 +13,8 @@ from hot_path_workload import machine
 from gpu_checks.place import HALVES, Place, Row, computing
 from gpu_checks.section import Found, rows_table
 
+VARIABLES = ("CUDA_", "ESPER_", "TORCH")
+"""Beginnings of the names of environment variables that stand on the page, paths left out."""
 QUERIES = "clocks.max.sm,clocks.max.mem,power.limit,ecc.mode.current,mig.mode.current"
 
 
@@ -33,7 +35,11 @@ def measure(place: Place) -> Iterator[Row]:
         "CPU cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         **settings_of_the_driver(place),
-        **{name: text for name, text in os.environ.items() if name.startswith(("CUDA_", "ESPER_"))},
+        **{
+            name: text
+            for name, text in os.environ.items()
+            if name.startswith(VARIABLES) and "/" not in text
+        },
     }
     for name, value in facts.items():
         yield {"what": name, "value": value}

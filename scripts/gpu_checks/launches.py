@@ -22,7 +22,7 @@ STEPS = 9
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per number of environments and of slots with a seed."""
     for seeds in place.size((0, 1, 2), (1,)):
-        for envs in place.size((64, 256, 1024), (4, 12)):
+        for envs in place.size((64, 1024), (4, 12)):
             row = {"envs": envs, "slots with seeds": seeds}
             yield attempted(row, partial(counted, place, envs, seeds))
 

@@ -13,13 +13,17 @@ def prepare(wheels: Path, place: Path) -> None:
     """Make the checkout and its wheels importable, here and in processes that are started.
 
     Args:
-        wheels: folder with wheels for this Python; it need not exist.
+        wheels: folder with wheels, of which those for another Python are left; it need not exist.
         place: where they are unpacked.
     """
+    own = f"cp{sys.version_info.major}{sys.version_info.minor}"
     for wheel in sorted(wheels.glob("*.whl")):
+        python, abi = wheel.stem.split("-")[-3:-1]
+        if own not in python and abi not in ("none", "abi3"):
+            continue
         with zipfile.ZipFile(wheel) as content:
             content.extractall(place)
-    own = [str(folder) for folder in (*FOLDERS, place)]
-    sys.path[:] = [*own, *(entry for entry in sys.path if entry not in own)]
+    entries = [str(folder) for folder in (*FOLDERS, place)]
+    sys.path[:] = [*entries, *(entry for entry in sys.path if entry not in entries)]
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([*own, *([before] if before else [])])
+    os.environ["PYTHONPATH"] = os.pathsep.join([*entries, *([before] if before else [])])

@@ -29,11 +29,12 @@ class Outcome:
     """What became of a section.
 
     Attributes:
-        status: ``done``, ``failed``, ``cut`` by the time, or ``running``.
+        status: ``done``, ``failed``, ``cut`` by the time, ``skipped``, or ``running``.
         seconds: how long it took.
         rows: what it measured.
         error: traceback of the section; those of single rows stand in the rows.
         printed: the end of what its process printed.
+        missing: modules for want of which it was skipped.
     """
 
     status: str = "running"
@@ -41,6 +42,7 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     error: str | None = None
     printed: str = ""
+    missing: list[str] = field(default_factory=list)
 
 
 def measure(section: Section, virtual: bool, file: Path) -> int:

@@ -1,6 +1,7 @@
 """One JSON file and one page, rewritten after every section and every row."""
 
 import sys
+import threading
 import time
 import traceback
 from dataclasses import asdict
@@ -8,9 +9,10 @@ from pathlib import Path
 
 from reporting import table
 
+from gpu_checks import claims
 from gpu_checks.files import write, write_json
 from gpu_checks.processes import Outcome
-from gpu_checks.section import Section
+from gpu_checks.section import Found, Section
 
 VIRTUAL = (
     "**VIRTUAL DEVICE: nothing here was measured on a GPU.** Times and speeds are those of a CPU "
@@ -23,16 +25,17 @@ class Results:
     """What was found so far.
 
     Args:
-        output: path of both files, without suffix.
+        output: folder of both files.
         virtual: whether the device is virtual.
     """
 
     def __init__(self, output: Path, virtual: bool):
-        self.output, self.virtual = output, virtual
+        self.output, self.virtual = output / "gpu_check", virtual
         self.began, self.clock = time.strftime("%Y-%m-%d %H:%M:%S"), time.monotonic()
         self.command = f"python {' '.join(sys.argv)}"
+        self.lock = threading.Lock()
         self.outcomes: dict[str, tuple[Section, Outcome]] = {}
-        output.parent.mkdir(parents=True, exist_ok=True)
+        output.mkdir(parents=True, exist_ok=True)
 
     @property
     def seconds(self) -> float:
@@ -45,7 +48,11 @@ class Results:
         return [name for name, (_, found) in self.outcomes.items() if found.status == "failed"]
 
     def put(self, section: Section, outcome: Outcome) -> None:
-        """Take over what a section has found so far, and write both files."""
+        """Take over what a section has found so far, and write both files; one thread at a time."""
+        with self.lock:
+            self._put(section, outcome)
+
+    def _put(self, section: Section, outcome: Outcome) -> None:
         self.outcomes[section.name] = section, outcome
         text = self.page()
         sections = {
@@ -65,6 +72,7 @@ class Results:
             f"`{self.command}`",
             self.versions(),
             self.summary(),
+            f"## The documents\n\n{claims.page(self.rows)}",
             *(self.part(section) for section, _ in self.outcomes.values()),
         ]
         return "\n\n".join(parts) + "\n"
@@ -84,18 +92,24 @@ class Results:
         named = [f"{name} {known[name]}" for name in VERSIONS if known.get(name) is not None]
         return ", ".join([*named, self.began])
 
+    @property
+    def rows(self) -> Found:
+        """The rows of all sections so far, by name."""
+        return {name: outcome.rows for name, (_, outcome) in self.outcomes.items()}
+
     def part(self, section: Section) -> str:
         """Return the part of a section; a page that cannot be written is an error of its own."""
         _, outcome = self.outcomes[section.name]
-        found = {name: of.rows for name, (_, of) in self.outcomes.items()}
         parts = [f"## {section.title}"]
         if outcome.status in ("cut", "running"):
             parts.append(f"**{outcome.status}** after {outcome.seconds:.0f} s.")
+        if outcome.status == "skipped":
+            parts.append(f"**skipped:** needs {', '.join(outcome.missing)}.")
         if outcome.error is not None:
             parts.append(f"**failed:** `{outcome.error.strip().splitlines()[-1]}`")
         try:
             if outcome.rows:
-                parts.append(section.page(outcome.rows, found))
+                parts.append(section.page(outcome.rows, self.rows))
         except Exception:
             outcome.error = outcome.error or traceback.format_exc()
             if outcome.status == "done":

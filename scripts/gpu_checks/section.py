@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from reporting import table
@@ -22,6 +23,8 @@ class Section:
         seconds: its part of nine minutes.
         measure: measures on a device and yields rows; what it has yielded is saved.
         page: writes the rows in Markdown, given those of earlier sections too.
+        needs: modules without which it cannot be measured.
+        timed: whether it measures times, which nothing else may disturb.
     """
 
     name: str
@@ -29,6 +32,32 @@ class Section:
     seconds: float
     measure: Callable[[Place], Iterator[Row]]
     page: Callable[[list[Row], Found], str]
+    needs: tuple[str, ...] = ()
+    timed: bool = True
+
+    @property
+    def missing(self) -> list[str]:
+        """The modules that it needs and that are not installed."""
+        return [name for name in self.needs if find_spec(name) is None]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Sections that run at the same time; ``seconds`` are those of the longest."""
+
+    sections: tuple[Section, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Its part of nine minutes."""
+        return max(section.seconds for section in self.sections)
+
+
+def in_stages(sections: Sequence[Section], together: bool) -> list[Stage]:
+    """Return the stages of the check; with ``together``, what times nothing is the first."""
+    first = tuple(section for section in sections if together and not section.timed)
+    rest = [Stage((section,)) for section in sections if section not in first]
+    return [Stage(first), *rest] if first else rest
 
 
 def number(value: Any) -> str:

@@ -50,8 +50,8 @@ def checked(output: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """The page and the sections of a run on the virtual device that must succeed."""
     done = run("--virtual", "--output", str(output), *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
-    page = output.with_suffix(".md").read_text()
-    content = json.loads(output.with_suffix(".json").read_text())
+    page = (output / "gpu_check.md").read_text()
+    content = json.loads((output / "gpu_check.json").read_text())
     assert page.startswith("# GPU check (virtual)\n\n")
     assert VIRTUAL in page
     assert content["virtual"] is True
@@ -67,8 +67,8 @@ def test_a_sample_runs_on_the_virtual_device(tmp_path: Path) -> None:
     assert list(sections) == ["facts", "convolutions"]  # in the order of the check
     assert f"torch {torch.__version__}" in page
     ways = {row["way"] for row in sections["convolutions"]["rows"]}
-    assert len(ways) == 4
-    assert len(sections["convolutions"]["rows"]) == 4 * 4
+    assert len(ways) == 5
+    assert len(sections["convolutions"]["rows"]) == 5 * 4
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_a_section_that_does_not_exist_is_refused_in_one_line(
     assert check.script.check(asked, tmp_path) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("gpu_check: --sections: loop is unknown; there are facts, ")
+    assert err.startswith("gpu_check: --sections: loop is unknown; there are ticket, ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -142,16 +142,16 @@ def test_a_section_that_takes_too_long_is_cut_and_keeps_its_rows(
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     monkeypatch.setattr(check.processes, "time", clock)
-    output = tmp_path / "out" / "page"
+    output = tmp_path / "out"
     results = check.results.Results(output, virtual=True)
     slow = section(check)
 
     def progress(outcome: Any) -> None:
         results.put(slow, outcome)
         # A run that is killed now has the row, and says that the section did not end.
-        kept = json.loads(output.with_suffix(".json").read_text())["sections"]["one"]
+        kept = json.loads((output / "gpu_check.json").read_text())["sections"]["one"]
         assert (kept["status"], kept["rows"]) == ("running", [{"x": 1}])
-        assert "**running**" in output.with_suffix(".md").read_text()
+        assert "**running**" in (output / "gpu_check.md").read_text()
         while not (tmp_path / "one.json.pid").exists():
             time.sleep(0.01)
         now[0] = 100.0
@@ -161,7 +161,7 @@ def test_a_section_that_takes_too_long_is_cut_and_keeps_its_rows(
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "one.json.pid").read_text()), 0)
     results.put(slow, outcome)
-    assert "**cut** after 100 s" in output.with_suffix(".md").read_text()
+    assert "**cut** after 100 s" in (output / "gpu_check.md").read_text()
     assert results.failed == []
     after = check.processes.measured(section(check, "two"), True, 50.0, tmp_path, progress)
     assert after.status == "done"
@@ -177,7 +177,7 @@ def test_a_crash_is_recorded_the_next_section_runs_and_the_exit_status_is_1(
     output = tmp_path / "page"
     given = argparse.Namespace(sections=None, virtual=True, output=output, minutes=None)
     assert check.script.check(given, tmp_path) == 1
-    found = json.loads(output.with_suffix(".json").read_text())["sections"]
+    found = json.loads((output / "gpu_check.json").read_text())["sections"]
     assert {name: part["status"] for name, part in found.items()} == {
         "one": "failed",
         "two": "done",
@@ -245,25 +245,30 @@ def test_a_page_that_cannot_be_written_is_a_failure_and_the_rows_stay(
     outcome = check.processes.Outcome("done", 1.0, [{"x": 1}])
     results.put(section(check, page=lambda rows, found: rows[0]["y"]), outcome)
     assert results.failed == ["one"]
-    found = json.loads((tmp_path / "page.json").read_text())
+    found = json.loads((tmp_path / "page" / "gpu_check.json").read_text())
     assert found["virtual"] is False
     assert "KeyError" in found["sections"]["one"]["error"]
     assert found["sections"]["one"]["rows"] == [{"x": 1}]
-    assert VIRTUAL not in (tmp_path / "page.md").read_text()
+    assert VIRTUAL not in (tmp_path / "page" / "gpu_check.md").read_text()
 
 
 IDENTITY = {
-    "facts": {"what": "torch", "value": None},
+    "ticket": {"head": "op", "gradient norms": [0.1, 0.2], "on the screen": "0.2000"},
+    "named": {"test": "integration/test_sanctum_head_gradients.py::test_x", "outcome": "FAILED"},
+    "commands": {"command": "python x", "seconds": 1.0, "exit status": 0, "output": "done"},
     "tests": {"test": "test_cuda.py::test_x", "outcome": "FAILED"},
     "waits": {"of": "step", "place": "a.py:b", "waits": 1.0},
     "launches": {"envs": 64, "slots with seeds": 1},
+    "heads": {"precision": "TF32"},
+    "accuracy": {"seed": 1, "dtype": "bfloat16"},
+    "facts": {"what": "torch", "value": None},
+    "streaming": {"envs": 16, "training images": "page-locked"},
     "loops": {"envs": 64, "precision": "TF32", "captured": True},
     "convolutions": {"networks": 64, "precision": "TF32", "way": "grouped"},
-    "amp": {"seed": 1, "dtype": "bfloat16"},
+    "amp": {"envs": 256, "precision": "bfloat16"},
     "telemetry": {"envs": 64, "ms a step": {"off": 1.0, "normal": 1.0, "debug": 2.0}},
     "updates": {"who": "esper", "what": "update"},
     "memory": {"task": "digits_shift", "precision": "TF32", "envs": 64},
-    "heads": {"precision": "TF32"},
 }
 
 
@@ -288,9 +293,13 @@ def test_throughput_is_compared_with_tf32_of_the_same_loop(check: Any) -> None:
 def test_the_outcome_of_a_test_is_read_whatever_its_name(check: Any) -> None:
     pattern = importlib.import_module("gpu_checks.gpu_tests").OUTCOME
     line = "tests/test_cuda.py::test_a[real-{'amp_dtype': 'float16'}] PASSED      [ 10%]"
+    name = "tests/test_cuda.py::test_a[real-{'amp_dtype': 'float16'}]"
     found = pattern.match(line)
     assert found is not None
-    assert found.groups() == ("tests/test_cuda.py::test_a[real-{'amp_dtype': 'float16'}]", "PASSED")
+    assert found.groups() == (None, None, name, "PASSED")
+    found = pattern.match(f"[gw1] [ 10%] PASSED {name}")
+    assert found is not None
+    assert found.groups() == ("PASSED", name, None, None)
     assert pattern.match("FAILED tests/test_cuda.py::test_a - assert 1 == 2") is None
 
 
@@ -307,6 +316,36 @@ def test_wheels_beside_the_checkout_are_importable(tmp_path: Path, check: Any, m
     del sys.modules["module_of_a_wheel"]
 
 
+def test_a_section_whose_needs_are_missing_says_which_and_the_next_one_runs(
+    tmp_path: Path, check: Any, monkeypatch
+) -> None:
+    fake_script(tmp_path, monkeypatch, check, "")
+    needy = check.section.Section("one", "One", 1.0, None, counted, ("os", "absent_module"))
+    monkeypatch.setattr(check.sections, "SECTIONS", (needy, section(check, "two")))
+    monkeypatch.setattr(check.sections, "NAMES", ("one", "two"))
+    given = argparse.Namespace(sections=None, virtual=True, output=tmp_path / "page", minutes=None)
+    assert check.script.check(given, tmp_path) == 0
+    page = (tmp_path / "page" / "gpu_check.md").read_text()
+    assert "**skipped:** needs absent_module." in page
+    found = json.loads((tmp_path / "page" / "gpu_check.json").read_text())["sections"]
+    assert [part["status"] for part in found.values()] == ["skipped", "done"]
+
+
+def test_only_sections_that_time_nothing_run_at_the_same_time(check: Any) -> None:
+    timed, untimed = (
+        section(check),
+        check.section.Section("two", "Two", 2.0, None, counted, (), False),
+    )
+    assert [s.sections for s in check.section.in_stages([timed, untimed], True)] == [
+        (untimed,), (timed,),
+    ]  # fmt: skip
+    assert [s.sections for s in check.section.in_stages([timed, untimed], False)] == [
+        (timed,), (untimed,),
+    ]  # fmt: skip
+
+
 def test_the_sections_take_less_than_nine_minutes(check: Any) -> None:
-    assert sum(part.seconds for part in check.sections.SECTIONS) <= 9 * 60 * check.script.MARGIN
+    stages = check.section.in_stages(check.sections.SECTIONS, together=True)
+    assert [len(stage.sections) for stage in stages][:2] == [8, 1]
+    assert sum(stage.seconds for stage in stages) <= 9 * 60 * check.script.MARGIN
     assert len(set(check.sections.NAMES)) == len(check.sections.SECTIONS)

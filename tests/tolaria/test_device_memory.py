@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,14 +25,36 @@ MIB = 1 << 20
 
 
 def test_a_row_takes_what_peak_memory_grows_by() -> None:
-    """The measured slope of resident memory on a CPU (benchmarks/results/memory.md) is 3.4 MiB."""
+    """Activations and the neighbourhoods of a convolution, which a GPU multiplies as matrices.
+
+    On a CPU, which convolves without them, the slope of resident memory is 3.4 MiB
+    (benchmarks/results/memory.md).
+    """
     task = find("digits_shift")
     with virtual_device() as machine:
         memory = row_memory(task.host, Precision("cuda"), torch.float32, GPU, task.batch_size)
         assert machine.faults == []
         assert torch.cuda.memory_allocated(GPU) < MIB
-    assert memory.active / MIB == pytest.approx(3.4, rel=0.1)
+    assert memory.active / MIB == pytest.approx(7.2, rel=0.1)
     assert memory.stored < 0.1 * MIB
+
+
+def test_what_a_library_allocates_once_is_not_taken_for_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the workspace of cuBLAS, which made a row on an H100 60 kB instead of 7 MiB."""
+    task, workspace = find("digits_shift"), []
+    run_once = memory.run_once
+
+    def first_allocates(*arguments: Any) -> None:
+        if not workspace:
+            workspace.append(torch.empty(64 * MIB, dtype=torch.uint8, device=GPU))
+        run_once(*arguments)
+
+    monkeypatch.setattr(memory, "run_once", first_allocates)
+    with virtual_device():
+        row = row_memory(task.host, Precision("cuda"), torch.float32, GPU, task.batch_size)
+        assert row.active / MIB == pytest.approx(7.2, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +112,7 @@ def test_a_run_without_memory_ends_with_one_line_that_says_what_fits(tmp_path: P
     with virtual_device() as machine:
         run_training(unflatten(settings | {"telemetry_dir": str(tmp_path / "all")}), "ppo")
         needed = machine.ledger(GPU).peak
-    with virtual_device(capacity=int(0.9 * needed)), pytest.raises(UsageError) as raised:
+    with virtual_device(capacity=int(0.6 * needed)), pytest.raises(UsageError) as raised:
         run_training(unflatten(settings), "ppo")
     message = str(raised.value)
     assert message.startswith("envs: 8 do not fit into the memory of cuda:0: at least ")

@@ -155,6 +155,8 @@ def _correlation(gradient: Tensor, x: Tensor) -> Tensor:
 
 def _correlation_3x3(gradient: Tensor, x: Tensor) -> Tensor:
     """Gradient of the weights of a 3x3 convolution of ``x``, ``[N, C, C, 3, 3]``."""
+    if x.device.type == "cuda":
+        return ops.conv2d_weight_gradient(x, gradient.flatten(0, 2), 3)
     count, channels = x.shape[3:]
     shape = count * channels, channels, 3, 3
     images, outputs = ops.to_images(x), ops.to_images(gradient)

@@ -44,11 +44,80 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
         ``[B, H, W, N, C_out]``.
     """
     outputs = weight.shape[1]
+    if x.shape[3] > 1 and x.device.type == "cuda":
+        return conv2d_by_products(x, weight, rectify)
     if x.shape[3] > 1 and _cpu_dtype(x) == torch.bfloat16:
         x, weight = _padded_to_even(x, weight)
     images = _convolution(to_images(x), weight.flatten(0, 1), groups=x.shape[3])
     out = from_images(images, len(weight), rectify)
     return out if out.shape[4] == outputs else out[..., :outputs].contiguous()
+
+
+def conv2d_by_products(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
+    """``conv2d`` as one batch of matrix products over the neighbourhoods of the pixels.
+
+    On a GPU, torch 2.11 launches kernels for each group of a grouped convolution: on an H100 a
+    minibatch of 1,024 hosts took 4,703 launches. Here their number does not depend on N.
+    """
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    out: Tensor = _ProductConvolution.apply(x, weight)
+    return (torch.relu_(out) if rectify else out).unflatten(0, x.shape[:3])
+
+
+class _ProductConvolution(torch.autograd.Function):
+    """``[B H W, N, C_out]`` from ``x [B, H, W, N, C_in]`` and ``weight [N, C_out, C_in, k, k]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product_convolution(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
+        of_x = of_weight = None
+        if ctx.needs_input_grad[0]:
+            outputs = gradient.unflatten(0, x.shape[:3])
+            of_x = _product_convolution(outputs, weight.flip(3, 4).transpose(1, 2)).view_as(x)
+        if ctx.needs_input_grad[1]:
+            of_weight = conv2d_weight_gradient(x, gradient, weight.shape[-1])
+        return of_x, of_weight
+
+
+def _product_convolution(x: Tensor, weight: Tensor) -> Tensor:
+    rows = _neighbourhoods(x, weight.shape[-1])
+    out = rows.transpose(0, 1) @ weight.permute(0, 3, 4, 2, 1).flatten(1, 3)
+    # Not contiguous(), which may return a view: a ReLU in place would not reach the tensor.
+    return out.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def conv2d_weight_gradient(x: Tensor, gradient: Tensor, size: int) -> Tensor:
+    """Gradient of the weights of ``conv2d`` with kernels of ``size``, ``[N, C_out, C_in, k, k]``.
+
+    Args:
+        x: the input, ``[B, H, W, N, C_in]``.
+        gradient: of the output, ``[B H W, N, C_out]``.
+        size: k.
+    """
+    rows = _neighbourhoods(x, size).transpose(0, 1)
+    out = gradient.permute(1, 2, 0) @ rows
+    return out.unflatten(2, (size, size, -1)).permute(0, 1, 4, 2, 3)
+
+
+def _neighbourhoods(x: Tensor, size: int) -> Tensor:
+    """The pixels around each pixel of ``[B, H, W, N, C]``, ``[B H W, N, k k C]``; 0 outside.
+
+    Channels come last, as in the input: copies of whole pixels use the memory better.
+    """
+    if size == 1:
+        return x.flatten(0, 2)
+    around = size // 2
+    padded = F.pad(x, (0, 0, 0, 0, around, around, around, around))
+    around_each = padded.unfold(1, size, 1).unfold(2, size, 1).permute(0, 1, 2, 3, 5, 6, 4)
+    return around_each.flatten(4).flatten(0, 2)
 
 
 # Native twin: hosts/convolution.h, convolve_depthwise.

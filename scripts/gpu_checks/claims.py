@@ -1,0 +1,165 @@
+"""What the user's five documents ask of a GPU, and whether this page shows it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from reporting import table
+
+from gpu_checks.gpu_tests import PASSED
+from gpu_checks.place import FLOAT32, HALVES, TF32, Row
+from gpu_checks.section import Found
+
+SHOWN = {True: "shown", False: "**failed**", None: "not shown"}
+STREAMING = "page-locked", "on the device"
+ACCURACY, STREAMED, TELEMETRY = 0.9, 1.25, 1.1
+"""Bounds of the documents, and of us where they say *bounded* or *lower*."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A line of a document.
+
+    Attributes:
+        document: its number.
+        text: what it asks.
+        holds: whether the rows of the sections show it; None if they do not tell.
+    """
+
+    document: str
+    text: str
+    holds: Callable[[Found], bool | None]
+
+
+def every(values: Iterable[bool]) -> bool | None:
+    """Whether all hold; None if there are none."""
+    given = list(values)
+    return all(given) if given else None
+
+
+def ended_well(found: Found, part: str) -> bool | None:
+    """Whether the commands with ``part`` in them ended with exit status 0."""
+    rows = [row for row in found.get("commands", []) if part in row["command"]]
+    return every(row["exit status"] == 0 for row in rows)
+
+
+def passed(found: Found, section: str, part: str = "") -> bool | None:
+    """Whether the tests of a section whose names hold ``part`` have passed."""
+    rows = [row for row in found.get(section, []) if part in row.get("test", "")]
+    return every(row.get("outcome") == PASSED for row in rows)
+
+
+def faster(rows: list[Row], figure: str, one: dict[str, Any], other: dict[str, Any]) -> bool | None:
+    """Whether ``figure`` is smaller in the rows with ``one`` than in those with ``other``."""
+
+    def values(wanted: dict[str, Any]) -> list[float]:
+        return [
+            float(row[figure]) for row in rows if figure in row and wanted.items() <= row.items()
+        ]
+
+    first, second = values(one), values(other)
+    return min(first) < min(second) if first and second else None
+
+
+def sums(rows: list[Row], key: str, figure: str, one: Any, other: Any) -> float | None:
+    """Ratio of the sums of ``figure`` over the rows whose ``key`` is ``one`` or ``other``."""
+    parts = [
+        sum(float(r[figure]) for r in rows if r.get(key) == x and figure in r) for x in (one, other)
+    ]
+    return parts[0] / parts[1] if all(parts) else None
+
+
+def below(ratio: float | None, bound: float) -> bool | None:
+    """Whether a ratio is below a bound; None if there is none."""
+    return None if ratio is None else ratio < bound
+
+
+def no_undocumented_wait(found: Found) -> bool | None:
+    """Whether every place that waits is documented."""
+    return every("error" not in row for row in found.get("waits", []))
+
+
+def half(found: Found, section: str, key: str, figure: str) -> bool | None:
+    """Whether a half precision takes less time than TF32 over the same loops."""
+    ratios = [sums(found.get(section, []), key, figure, name, TF32) for name in HALVES]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return min(known) < 1.0 if known else None
+
+
+CLAIMS = (
+    Claim("000", "the smoke command with `--use-amp`", lambda f: ended_well(f, "--use-amp")),
+    Claim(
+        "000",
+        f"final accuracy with AMP at least {ACCURACY} of that without",
+        lambda f: every(
+            row["ratio of accuracy"] >= ACCURACY
+            for row in f.get("accuracy", [])
+            if "ratio of accuracy" in row
+        ),
+    ),
+    Claim("000", "measurable speed-up by AMP", lambda f: half(f, "amp", "precision", "step, ms")),
+    Claim(
+        "000",
+        "snapshots say whether AMP is on",
+        lambda f: passed(f, "tests", "learns_from_its_own_ratio"),
+    ),
+    Claim(
+        "001",
+        "compiled and captured update faster than eager",
+        lambda f: faster(
+            f.get("updates", []),
+            "ms",
+            {"who": "esper, captured", "what": "update"},
+            {"who": "esper", "what": "update"},
+        ),
+    ),
+    Claim("001", "AMP in updates without NaN", lambda f: passed(f, "named", "with_amp")),
+    Claim(
+        "001",
+        "TF32 faster than float32",
+        lambda f: below(sums(f.get("loops", []), "precision", "step, ms", TF32, FLOAT32), 1.0),
+    ),
+    Claim(
+        "001",
+        "minibatches from page-locked memory: the same bits",
+        lambda f: every(
+            row["largest difference"] == 0
+            for row in f.get("streaming", [])
+            if "largest difference" in row
+        ),
+    ),
+    Claim(
+        "001",
+        "minibatches from page-locked memory: a step takes less than 25 % longer",
+        lambda f: below(
+            sums(f.get("streaming", []), "training images", "step, ms", *STREAMING), STREAMED
+        ),
+    ),
+    Claim("001", "fused optimizer faster than single tensors", lambda f: None),
+    Claim("002", "warmup and decay on the device", lambda f: ended_well(f, "--lr-decay cosine")),
+    Claim(
+        "003",
+        "the acceptance command: finite gradient norms of all heads in Sanctum",
+        lambda f: every("error" not in row for row in f.get("ticket", [])),
+    ),
+    Claim("003", "its four tests", lambda f: passed(f, "named")),
+    Claim("004", "benchmark_hot_path.py", lambda f: ended_well(f, "benchmark_hot_path")),
+    Claim("004", "profile_hot_path_operations.py", lambda f: ended_well(f, "profile_hot_path")),
+    Claim("004", "profile_gpu_sync.py", lambda f: ended_well(f, "profile_gpu_sync")),
+    Claim("004", "no undocumented wait for the device", no_undocumented_wait),
+    Claim(
+        "004",
+        "telemetry adds less than 10 % to a step",
+        lambda f: every(
+            row["ms a step"]["normal"] < TELEMETRY * row["ms a step"]["off"]
+            for row in f.get("telemetry", [])
+            if "ms a step" in row
+        ),
+    ),
+)
+
+
+def page(found: Found) -> str:
+    """Return every claim with *shown*, *not shown* or *failed*, as a table."""
+    lines = [(one.document, one.text, SHOWN[one.holds(found)]) for one in CLAIMS]
+    return table(("document", "asks", "on this page"), lines)
