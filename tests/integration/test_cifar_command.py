@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,47 @@ def test_on_a_terminal_sanctum_shows_the_training(place: Path, terminal) -> None
     one.type("q")
     assert one.exit_status() == 0
     assert_learned(run_of(place))
+
+
+PRIOR: dict[str, dict[str, Any]] = {
+    "defaults": {"recurrent_n_epochs": 1, "value_warmup_batches": 10, "entropy_coef_min": 0.01},
+    "baseline": {"entropy_coef": 0.1, "plateau_threshold": 0.4},
+    "stable": {
+        "n_episodes": 200, "clip_ratio": 0.1, "entropy_coef_start": 0.06, "n_envs": 4,
+        "entropy_coef_end": 0.03, "entropy_anneal_episodes": 200,
+    },
+    "scale": {"entropy_coef": 0.08, "plateau_threshold": 0.35, "max_seeds": 2},
+    "stories": {
+        "entropy_anneal_rounds": 10, "improvement_threshold": 1.5, "sparse_reward_scale": 0.5,
+        "reward_mode": "sparse",
+    },
+    "experiment": {
+        "n_envs": 128, "gae_lambda": 0.95, "value_coef": 0.25, "max_grad_norm": 0.5,
+        "entropy_coef_start": 0.15, "entropy_coef_end": 0.08, "entropy_anneal_episodes": 3000,
+        "entropy_coef_per_head": {"op": 1.2, "slot": 1.2, "blueprint": 3.0, "tempo": 1.5},
+        "auto_forward_g1": True, "auto_forward_g2": True, "auto_forward_g3": True,
+    },
+    "escrow": {"reward_mode": "escrow", "rent_host_params_floor": 200, "disable_pbrs": True},
+    "basic": {"reward_mode": "basic_plus", "param_budget": 20_000, "basic_acc_delta_weight": 2.0},
+    "simplified": {"reward_mode": "simplified", "permissive_gates": False, "compile_mode": "off"},
+    "loss": {"reward_family": "loss", "chunk_length": 150, "gradient_telemetry_stride": 10,
+             "ppo_updates_per_batch": 2, "disable_terminal_reward": True, "task": None},
+}  # fmt: skip
+"""Ten configurations of the prior system, written from its public fields and presets."""
+FEW = ("defaults", "experiment", "loss")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in PRIOR]
+)
+def test_a_configuration_of_the_prior_system_trains(place: Path, name: str) -> None:
+    sizes = {"max_epochs": 5, "max_batches": 2, "batch_size": 8, "lstm_hidden_dim": 16}
+    given = PRIOR[name] | sizes | {"slots": ["r0c1", "r1c2"]}
+    (place / "config.json").write_text(json.dumps(given))
+    done = called([word for word in COMMAND if word != "--sanctum"], place, train)
+    assert done.returncode == 0, done.stderr
+    assert_learned(run_of(place))
+    assert "op_head: None=0, NaN/Inf=0, Finite=4 (of 4 params)" in done.stderr
 
 
 def test_missing_data_are_reported_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:

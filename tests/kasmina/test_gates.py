@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import Rules, apply, legal_slots, open_gates
+from esper.kasmina.lifecycle import (
+    Rules,
+    advance_automatically,
+    apply,
+    legal_slots,
+    open_gates,
+)
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten
+from esper.leyline.errors import UsageError
 from esper.leyline.stages import LIVING, PRUNABLE, Gate, Stage
 from esper.simic.growth.step import Step
 from esper.simic.training.vectorized import run_training
@@ -352,3 +359,43 @@ def test_seeds_advance_at_every_telemetry_level(tmp_path: Path):
         assert found.fossilised > 0.0
         outcomes.append(replace(found, steps_per_second=0.0))
     assert outcomes[0] == outcomes[1]
+
+
+# --- gates that open by themselves ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3"])
+def test_an_automatic_gate_advances_as_the_operation_does_and_masks_it(name: str) -> None:
+    case = CASES[name]
+    rules = replace(RULES, automatic=(case.gate,))
+    state, signals = seed_of(case, {"goal": 1.0, "tempo": 3})
+    legal = legal_slots(state, signals, RULES)
+    assert bool(legal[0, Op.ADVANCE, 0])
+    assert not bool(legal_slots(state, signals, rules)[0, Op.ADVANCE, 0])
+    advance = canonical_action(op=Op.ADVANCE, slot=0)[None]
+    expected, _ = apply(state, advance, legal, torch.ones(1, len(BLUEPRINTS), dtype=torch.bool))
+    advanced = advance_automatically(state, signals, rules)
+    assert advanced.stage != state.stage
+    for f in fields(SeedState):
+        assert torch.equal(getattr(advanced, f.name), getattr(expected, f.name)), f.name
+    assert advance_automatically(state, signals, RULES) is state
+    closed, closed_signals = seed_of(case, {"stage": Stage.HOLDING})
+    assert advance_automatically(closed, closed_signals, rules).stage == Stage.HOLDING
+
+
+def test_with_automatic_gates_a_seed_reaches_holding_without_an_operation() -> None:
+    world = Gardener(auto_advance=("g1", "g2", "G3"))
+    kind = BLUEPRINTS.index("conv_light")
+    stages = [int(world.do(Op.GERMINATE, 0, blueprint=kind, tempo=0).report.after.stage[0, 0])]
+    while stages[-1] != Stage.HOLDING:
+        assert not world.legal(Op.ADVANCE)
+        stages.append(int(world.do().report.after.stage[0, 0]))
+    order = [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]
+    assert [stage for stage in order if stage in stages] == order
+    assert stages == sorted(stages)
+    world.until_legal(Op.FOSSILISE)
+
+
+def test_a_gate_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^auto_advance: must name gates of g1, g2, g3, got 'g5'"):
+        Gardener(auto_advance=("g1", "g5"))

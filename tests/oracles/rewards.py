@@ -1,11 +1,13 @@
 """The rewards of one environment in plain Python, written from docs/rewards.md.
 
-Tests compare this with ``esper.simic.growth.rewards``. A ``Moment`` is one step of one environment.
+Some modes are in docs/from-esper-lite.md. Tests compare this with ``esper.simic.growth.rewards``. A
+``Moment`` is one step of one environment.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from esper.leyline.actions import Op
@@ -34,6 +36,8 @@ class Seed:
     contribution: float
     birth_accuracy: float
     parameters: int
+    credit: float
+    """What ``escrow`` has paid before the step."""
 
 
 @dataclass
@@ -53,6 +57,9 @@ class Moment:
     host_parameters: int
     added_parameters: int
     price: float
+    step: int
+    loss: float
+    previous_loss: float
 
     @property
     def imp(self) -> float:
@@ -104,10 +111,27 @@ def utility(m: Moment) -> float:
 
 
 def shaped(m: Moment) -> float:
-    total = shaping(m)
+    credit = 0.0
     for seed in m.seeds:
         if not m.last and seed.stage in (Stage.BLENDING, Stage.HOLDING):
-            total += _credit(m, seed)
+            credit += _credit(m, seed)
+    return credit + _beside_credit(m)
+
+
+def escrow(m: Moment) -> float:
+    total = _beside_credit(m)
+    for seed in m.seeds:
+        if seed.stage is Stage.FOSSILISED:
+            continue  # keeps what it was paid
+        if not m.last and seed.stage in (Stage.BLENDING, Stage.HOLDING):
+            total += max(-2.0, min(2.0, _credit(m, seed) - seed.credit))
+        else:
+            total -= seed.credit
+    return total
+
+
+def _beside_credit(m: Moment) -> float:
+    total = shaping(m)
     total -= min(0.5 * math.log(1.0 + m.added_parameters / m.host_parameters), 1.5)
     shock = sum((s.alpha - s.alpha_before) ** 2 * s.parameters / m.host_parameters for s in m.seeds)
     total -= min(0.1958 * shock, 1.0)
@@ -152,7 +176,7 @@ def simplified(m: Moment) -> float:
     return total
 
 
-def basic(m: Moment) -> float:
+def basic(m: Moment, share: float = 1.0) -> float:
     total = shaping(m) - 0.1 * m.added_parameters / 500_000
     kept = m.named(Op.FOSSILISE)
     if kept is not None:
@@ -162,12 +186,34 @@ def basic(m: Moment) -> float:
         elif m.imp <= 0:
             total -= 0.2
         else:
-            total += (0.3 + 0.5 * harmonic(m.imp, c)) * m.held(kept)
+            total += share * (0.3 + 0.5 * harmonic(m.imp, c)) * m.held(kept)
     return total + (5.0 * (m.accuracy - m.initial_accuracy) if m.last else 0.0)
+
+
+def basic_plus(m: Moment) -> float:
+    total = basic(m, 0.3)
+    for seed in m.seeds:
+        if seed.stage_before is Stage.FOSSILISED:
+            c = points(seed)
+            bonus = 0.3 + 0.5 * harmonic(m.imp, c) if c > 0 and m.imp > 0 else 0.5 * min(c, 0.0)
+            total += max(-0.05, min(0.1, 0.7 * bonus / m.episode_length))
+    return total
+
+
+def loss_change(m: Moment) -> float:
+    change = max(-25.0, min(25.0, 5.0 * (m.previous_loss - m.loss) / 0.05))
+    total = (change if change > 0 else 0.5 * change) + 0.1 * shaping(m)
+    if m.step > 3:
+        total -= 0.05 * math.log(1.0 + m.added_parameters / m.host_parameters)
+    return total + (max(0.0, min(1.0, (2.3 - m.loss) / 2.0)) if m.last else 0.0)
 
 
 def sparse(m: Moment) -> float:
     return max(-1.0, min(1.0, m.accuracy - 0.1 * m.added_parameters / 500_000)) if m.last else 0.0
 
 
-ORACLES = {f.__name__: f for f in (terminal, paired, utility, shaped, simplified, basic, sparse)}
+MODES = (
+    *(terminal, paired, utility, shaped, escrow, simplified),
+    *(basic, basic_plus, sparse, loss_change),
+)
+ORACLES: dict[str, Callable[[Moment], float]] = {f.__name__: f for f in MODES}

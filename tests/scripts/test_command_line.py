@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 import esper as package
+from esper.leyline import former_names
 from esper.leyline.config import TrainConfig, flatten, unflatten
 from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.reading import run_settings, settings_file
 from esper.leyline.config.setting import about, settings_of
 from esper.leyline.errors import UsageError
+from esper.leyline.events import EVENTS
+from esper.runtime.tasks import TASKS
 from esper.scripts import main
 from esper.scripts.completion import SHELLS, arguments_of
 from esper.scripts.flags import read_flags
@@ -339,3 +342,26 @@ def test_the_installed_command_runs_esper(monkeypatch) -> None:
     monkeypatch.setattr(main, "run_command", commands.append)
     main.main()
     assert commands == [esper]
+
+
+@pytest.mark.parametrize("flag", former_names.FLAGS)
+def test_a_flag_of_the_prior_system_is_answered_by_ours(
+    capsys: pytest.CaptureFixture[str], flag: str
+) -> None:
+    line = refusal(capsys, esper, "train", "ppo", f"--{flag}", "x")
+    assert line == f"esper: --{flag}: a flag of the prior system; {former_names.FLAGS[flag]}\n"
+
+
+@pytest.mark.parametrize("task", former_names.TASKS)
+def test_a_task_of_the_prior_system_is_answered_by_ours(
+    capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    line = refusal(capsys, esper, "train", "ppo", "--task", task)
+    nearest = former_names.TASKS[task]
+    assert line.endswith(f"a task of the prior system; {nearest!r} is the nearest\n")
+    assert nearest in TASKS
+
+
+def test_events_named_in_the_page_about_the_prior_system_exist() -> None:
+    texts = " ".join(former_names.EVENTS.values())
+    assert set(re.findall("[A-Z_]{6,}", texts)) <= set(EVENTS)

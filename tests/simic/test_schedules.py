@@ -9,9 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.config import LearnerConfig, TrainConfig, check, unflatten
+from esper.leyline.config.reading import with_horizons
 from esper.leyline.errors import UsageError
 from esper.simic.growth.agent import growth_agent
-from esper.simic.schedules import AdaptiveRate, Schedule, Schedules, warmup_updates
+from esper.simic.loss import ppo_loss, weighted_mean
+from esper.simic.schedules import (
+    AdaptiveRate,
+    Schedule,
+    Schedules,
+    schedule_ends,
+    value_weight_at,
+    warmup_updates,
+)
+from esper.tamiyo.policy.interface import Evaluation
 from synthetic import CPU, synthetic_rollout
 
 UPDATES = 40
@@ -73,14 +83,80 @@ def test_every_schedule_stays_in_bounds_and_keeps_its_end_value(
     assert trace[-1] == pytest.approx(last)
 
 
-def test_the_default_is_constant_and_horizons_ignore_the_number_of_rounds() -> None:
+def test_the_default_is_constant() -> None:
     schedules = Schedules.of(LearnerConfig())
     for name in ("policy_rate", "value_rate", "entropy", "clip"):
         trace = trace_of(getattr(schedules, name))
         assert len(set(trace)) == 1
-    asked = {"lr_decay": "cosine", "lr_warmup_frac": 0.1}
-    few, many = (unflatten(asked | {"rounds": rounds}) for rounds in (2, 1000))
-    assert Schedules.of(few.learner) == Schedules.of(many.learner)
+
+
+def test_a_schedule_without_an_end_ends_with_the_rounds_of_the_first_start() -> None:
+    asked = {"lr_decay": "cosine", "lr_warmup_frac": 0.1, "clip_decay_steps": 7, "rounds": 80}
+    config = with_horizons(unflatten(asked))
+    learner = config.learner
+    ends = learner.lr_decay_steps, learner.clip_decay_steps, learner.entropy_decay_steps
+    assert ends == (80, 7, 80)
+    assert warmup_updates(learner) == 8
+    assert schedule_ends(learner) == ["learning rate: 0.001 becomes 0.0001 by update 80 (cosine)"]
+    # A run that is extended later keeps its schedule.
+    longer = unflatten({"rounds": 500}, config)
+    assert with_horizons(longer).learner == learner
+
+
+def test_the_weight_of_the_value_loss_warms_up() -> None:
+    config = LearnerConfig(value_weight=0.5, value_warmup_steps=4, value_start_factor=0.2)
+    assert [value_weight_at(config, update) for update in (0, 2, 4, 9)] == pytest.approx(
+        [0.1, 0.3, 0.5, 0.5]
+    )
+    assert schedule_ends(config) == ["value weight: 0.1 becomes 0.5 by update 4"]
+    summaries, _ = learned(3, value_warmup_steps=2, value_weight=1.0)
+    assert [s["value_weight"] for s in summaries] == pytest.approx([0.1, 0.55, 1.0])
+    unchanged, _ = learned(1)
+    assert "value_weight" not in unchanged[0]
+
+
+def test_heads_have_entropy_weights_of_their_own() -> None:
+    """The gradient of the bonus is that of autograd over the weighted sum of entropies."""
+    generator = torch.Generator().manual_seed(5)
+    shape, weights = (3, 4, 2), torch.tensor([0.3, 2.0])
+    head_entropy = torch.rand(shape, generator=generator, dtype=torch.float64).requires_grad_()
+    valid = torch.ones(shape[:2], dtype=torch.float64)
+    valid[2, 1:] = 0.0
+    zeros = torch.zeros(shape[:2], dtype=torch.float64)
+    choice = torch.ones(shape, dtype=torch.bool)
+    evaluation = Evaluation(zeros, head_entropy, choice, zeros)
+    for weight in (None, valid):
+        loss, metrics = ppo_loss(
+            evaluation, zeros, zeros, zeros, weight, torch.tensor(0.2), 0.1 * weights.double(), 0.5
+        )
+        bonus = weighted_mean((0.1 * weights * head_entropy).sum(-1), weight)
+        torch.testing.assert_close(loss, -bonus)
+        (mine,), (reference,) = (
+            torch.autograd.grad(x, [head_entropy], retain_graph=True) for x in (loss, -bonus)
+        )
+        torch.testing.assert_close(mine, reference)
+        torch.testing.assert_close(
+            metrics["entropy"], weighted_mean(head_entropy.sum(-1), weight).detach()
+        )
+    summaries, _ = learned(1, entropy_per_head=("op=2", "blueprint=0"))
+    total = summaries[0]["entropy_weight"]
+    assert summaries[0]["entropy_weight/op"] == pytest.approx(2 * total)
+    assert summaries[0]["entropy_weight/blueprint"] == 0.0
+    assert summaries[0]["entropy_weight/slot"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (("hat=2",), "'hat' is unknown; there are op, "),
+        (("op",), "give op=NUMBER"),
+        (("op=-1",), "give op=NUMBER"),
+        (("op=2", "op=3"), "op is given twice"),
+    ],
+)
+def test_weights_of_heads_that_cannot_be_are_refused(texts: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError, match=f"^entropy_per_head: .*{says}"):
+        learned(1, entropy_per_head=texts)
 
 
 def test_a_warmup_fraction_is_converted_to_updates() -> None:

@@ -6,6 +6,7 @@ which operations the gates allow. Gates read what every step measures, whatever 
 NaN compares false, so a quantity that was not measured passes no gate.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -25,6 +26,7 @@ from esper.leyline.actions import (
     Op,
     Style,
 )
+from esper.leyline.errors import UsageError
 from esper.leyline.stages import DEVELOPING, LIVING, PRUNABLE, STAGE_COUNT, Gate, Stage
 
 ALPHA_TOLERANCE = 1e-6
@@ -88,6 +90,7 @@ class Rules:
         strict: whether gates also require improvement, see ``open_gates``.
         one_at_a_time: whether a seed may germinate only while no slot of the environment is in one
             of the stages ``DEVELOPING``.
+        automatic: gates that open by themselves, see ``advance_automatically``.
     """
 
     training_age: int
@@ -97,6 +100,7 @@ class Rules:
     max_seeds: int
     strict: bool = False
     one_at_a_time: bool = True
+    automatic: tuple[Gate, ...] = ()
 
     @classmethod
     def for_horizon(
@@ -105,6 +109,7 @@ class Rules:
         max_seeds: int,
         strict: bool = False,
         one_at_a_time: bool = True,
+        automatic: tuple[Gate, ...] = (),
     ) -> "Rules":
         """The prior system's rules for episodes of 150 steps, scaled to ``episode_length``."""
 
@@ -112,7 +117,20 @@ class Rules:
             return max(1, round(steps * episode_length / 150))
 
         ages = steps_of(10), steps_of(10), steps_of(5), steps_of(5)
-        return cls(*ages, max_seeds, strict, one_at_a_time)
+        return cls(*ages, max_seeds, strict, one_at_a_time, automatic)
+
+
+def automatic_gates(names: Sequence[str]) -> tuple[Gate, ...]:
+    """The gates of the setting ``auto_advance``.
+
+    Raises:
+        UsageError: a name is none of g1, g2 and g3.
+    """
+    gates = {gate.name.lower(): gate for gate in (Gate.G1, Gate.G2, Gate.G3)}
+    unknown = next((name for name in names if name.lower() not in gates), None)
+    if unknown is not None:
+        raise UsageError(f"auto_advance: must name gates of {', '.join(gates)}, got {unknown!r}")
+    return tuple(gate for name, gate in gates.items() if name in {n.lower() for n in names})
 
 
 def apply(
@@ -183,6 +201,19 @@ def _done(state: SeedState, slot_ops: Tensor, choice: dict[str, Tensor]) -> Seed
     )
     state = _in_stage(state, stage.masked_fill(lowers, Stage.BLENDING))
     return _at_rest(replace(state, pruning=state.pruning | fading), prunes & ~fading)
+
+
+def advance_automatically(state: SeedState, signals: SeedSignals, rules: Rules) -> SeedState:
+    """The seeds after those that meet the condition of an automatic gate have advanced.
+
+    At most one stage in a step: all gates are asked before any seed moves.
+    """
+    if not rules.automatic:
+        return state
+    gates = open_gates(state, signals, rules)
+    moves = torch.stack([gates[gate] for gate in rules.automatic]).any(0)
+    zeros = torch.zeros_like(state.stage[:, :1])
+    return _done(state, torch.where(moves, Op.ADVANCE, Op.WAIT), dict.fromkeys(HEADS, zeros))
 
 
 def roll_back(state: SeedState, where: Tensor) -> SeedState:
@@ -313,7 +344,8 @@ def open_gates(state: SeedState, signals: SeedSignals, rules: Rules) -> dict[Gat
 def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
     """The slots in which each operation is legal, bool ``[N, ops, S]``; all true for WAIT.
 
-    GERMINATE, ADVANCE and FOSSILISE are legal only where their gate passes.
+    GERMINATE, ADVANCE and FOSSILISE are legal only where their gate passes; ADVANCE not through an
+    automatic one.
     """
     gates = open_gates(state, signals, rules)
     blends, prunable = _CHANGEABLE.of(state.stage)
@@ -325,6 +357,15 @@ def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
         Op.SET_ALPHA_TARGET: blends & at_rest,
         Op.PRUNE: prunable & old_enough & at_rest,
         Op.FOSSILISE: gates[Gate.G5],
-        Op.ADVANCE: gates[Gate.G1] | gates[Gate.G2] | gates[Gate.G3],
+        Op.ADVANCE: _advances(gates, rules),
     }
     return torch.stack([legal[op] for op in Op], 1)
+
+
+def _advances(gates: dict[Gate, Tensor], rules: Rules) -> Tensor:
+    """Where the action ADVANCE passes a gate that does not open by itself, bool ``[N, S]``."""
+    advances = torch.zeros_like(gates[Gate.G1])
+    for gate in (Gate.G1, Gate.G2, Gate.G3):
+        if gate not in rules.automatic:
+            advances = advances | gates[gate]
+    return advances

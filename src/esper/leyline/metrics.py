@@ -71,7 +71,11 @@ class Metric:
     LEARNING_RATE = _metric("learning_rate", "learning rate of the policy's parameters")
     _metric(part_metric(LEARNING_RATE, "policy"), "same as learning_rate")
     _metric(part_metric(LEARNING_RATE, "value"), "learning rate of the critic's own parameters")
-    ENTROPY_WEIGHT = _metric("entropy_weight", "weight of the entropy bonus")
+    ENTROPY_WEIGHT = _head_metric(
+        "entropy_weight", "weight of the entropy of this head, where --entropy-per-head is given"
+    )
+    _metric(ENTROPY_WEIGHT, "weight of the entropy bonus")
+    VALUE_WEIGHT = _metric("value_weight", "weight of the value loss, while it warms up")
     CLIP = _metric("clip", "clip range of the importance ratio")
     LOSS = _metric("loss", "total loss that was minimised")
     RATIO_VARIANCE = _metric(

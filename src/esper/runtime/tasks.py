@@ -14,6 +14,7 @@ from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
+from esper.leyline import former_names
 from esper.leyline.errors import UsageError, suggestion
 from esper.leyline.laboratory import MISSING, find_part
 from esper.runtime.cifar import cifar10
@@ -102,6 +103,8 @@ def find(name: str) -> Task:
         raise UsageError(f"task: {name!r} is a suite; name one of {', '.join(names)}")
     every = [*TASKS, *SUITES]
     hint = suggestion(name, every, f"choose from {', '.join(sorted(every))}")
+    if name in former_names.TASKS:
+        hint = f"a task of the prior system; {former_names.TASKS[name]!r} is the nearest"
     if find_part("families") is None:
         hint += f". Families are not offered: {MISSING}"
     raise UsageError(f"task: there is no task {name!r}; {hint}")

@@ -26,6 +26,7 @@ from esper.leyline.config.setting import (
     spellings,
 )
 from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.former_names import FLAGS
 
 Command = TypeVar("Command")
 _FLAG = re.compile("--.|-[a-zA-Z](=|$)", re.DOTALL)
@@ -227,6 +228,9 @@ def _setting_of(command: type, program: str, flag: str) -> str:
     switch = names.get(word.removeprefix("no_"))
     if switch is not None and bool in options_of(settings_of(command)[switch].type):
         return switch
+    former = FLAGS.get(word.replace("_", "-"))
+    if former is not None:
+        raise UsageError(f"{flag}: a flag of the prior system; {former}")
     hint = suggestion(word, names, f"{program} {help_flag(command)} lists all settings", show=_flag)
     raise UsageError(f"{flag}: {program} has no such setting; {hint}")
 

@@ -46,7 +46,7 @@ def ppo_loss(
     weight: Tensor | None,
     clip: Tensor,
     entropy_weight: Tensor,
-    value_weight: float,
+    value_weight: float | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate loss, squared error of the critic and entropy bonus (equation 9).
 
@@ -61,7 +61,7 @@ def ppo_loss(
         advantages, targets: normalised, ``[L, M]``.
         weight: 1 for steps that count, 0 for padding, ``[L, M]``; None if all count.
         clip: clip range of the importance ratio, a scalar on the device.
-        entropy_weight: weight of the entropy bonus, a scalar on the device.
+        entropy_weight: weight of the entropy bonus, a scalar on the device, or one for each head.
         value_weight: weight of the critic's error.
 
     Returns:
@@ -124,7 +124,7 @@ class _SurrogateLoss(torch.autograd.Function):
         weight: Tensor | None,
         clip: Tensor,
         entropy_weight: Tensor,
-        value_weight: float,
+        value_weight: float | Tensor,
     ) -> tuple[Tensor, ...]:
         log_ratio = log_prob - old_log_prob
         if weight is not None:
@@ -137,11 +137,21 @@ class _SurrogateLoss(torch.autograd.Function):
         policy_loss = -weighted_mean(torch.minimum(surrogate, clipped_surrogate), weight)
         value_loss = 0.5 * weighted_mean(error.square(), weight)
         entropy = weighted_mean(head_entropy.sum(-1), weight)
-        loss = policy_loss + value_weight * value_loss - entropy_weight * entropy
+        alike = entropy_weight.ndim == 0
+        bonus = (
+            entropy_weight * entropy
+            if alike
+            else weighted_mean((head_entropy * entropy_weight).sum(-1), weight)
+        )
+        loss = policy_loss + value_weight * value_loss - bonus
 
         share = 1.0 / surrogate.numel() if weight is None else weight / weight.sum()
         d_log_prob = (surrogate * -share).masked_fill(surrogate > clipped_surrogate, 0.0)
-        d_entropy = (-entropy_weight * share).expand(surrogate.shape)
+        if alike:
+            d_entropy = (-entropy_weight * share).expand(surrogate.shape)[..., None]
+        else:
+            by_head = -entropy_weight * torch.as_tensor(share, device=ratio.device)[..., None]
+            d_entropy = by_head.expand(head_entropy.shape)
         ctx.save_for_backward(d_log_prob, d_entropy, error * (value_weight * share))
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio
@@ -152,7 +162,7 @@ class _SurrogateLoss(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scale = gradients[0]
         d_log_prob, d_entropy, d_value = (scale * part for part in ctx.saved_tensors)
-        d_heads = d_entropy[..., None].expand(*d_entropy.shape, ctx.heads)
+        d_heads = d_entropy.expand(*d_value.shape, ctx.heads)
         return d_log_prob, d_heads, d_value, *[None] * 7
 
 
@@ -188,7 +198,11 @@ class CompiledLoss:
             self._compiled_loss = torch.compile(self._loss_of, mode=mode)
 
     def loss(
-        self, minibatch: Sequences[Any], clip: Tensor, entropy_weight: Tensor, value_weight: float
+        self,
+        minibatch: Sequences[Any],
+        clip: Tensor,
+        entropy_weight: Tensor,
+        value_weight: float | Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``ppo_loss`` of a minibatch and its metrics."""
         loss_inputs = (

@@ -29,7 +29,7 @@ from esper.simic.loss import CompiledLoss, is_compiler_error, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.rollout import Rollout, Sequences, split_sequences
-from esper.simic.schedules import AdaptiveRate, Schedules
+from esper.simic.schedules import AdaptiveRate, Schedules, head_weights, value_weight_at
 from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
 
@@ -107,6 +107,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.norms = GradientNorms(self.policy, device)
         names = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
         self.scalars = {name: torch.zeros((), device=device) for name in names}
+        self.head_weights = head_weights(config, self.policy.heads, device)
+        self.value_weight = torch.zeros((), device=device) if config.value_warmup_steps else None
         self.compiled = CompiledLoss(self.policy, compile_mode)
         self.updates = 0
         self._older = older(self) if older is not None else None
@@ -159,6 +161,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.optimizer.set_rates({name: rate.at(update) * factor for name, rate in rates.items()})
         self.scalars[Metric.CLIP].fill_(schedules.clip.at(update))
         self.scalars[Metric.ENTROPY_WEIGHT].fill_(schedules.entropy.at(update))
+        if self.value_weight is not None:
+            self.value_weight.fill_(value_weight_at(self.config, update))
 
     def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
         """Estimate advantages and value targets, normalise them, and form sequences."""
@@ -225,9 +229,10 @@ class PPOAgent(PolicyActor[ObservationT]):
     def _backward(self, minibatch: Sequences[ObservationT]) -> tuple[Tensor, Metrics]:
         self.optimizer.zero_grad()
         clip, entropy_weight = self.scalars[Metric.CLIP], self.scalars[Metric.ENTROPY_WEIGHT]
-        loss, metrics = self.compiled.loss(
-            minibatch, clip, entropy_weight, self.config.value_weight
-        )
+        if self.head_weights is not None:
+            entropy_weight = entropy_weight * self.head_weights
+        value_weight = self.config.value_weight if self.value_weight is None else self.value_weight
+        loss, metrics = self.compiled.loss(minibatch, clip, entropy_weight, value_weight)
         backward(loss, self.policy.parameters(), self.scaler)
         return loss.detach(), metrics
 
@@ -290,6 +295,12 @@ class PPOAgent(PolicyActor[ObservationT]):
             },
             **batch.estimates.metrics,
         }
+        if self.head_weights is not None:
+            weights = self.scalars[Metric.ENTROPY_WEIGHT] * self.head_weights
+            for head, weight_of_head in zip(self.policy.heads, weights, strict=True):
+                metrics[part_metric(Metric.ENTROPY_WEIGHT, head)] = weight_of_head
+        if self.value_weight is not None:
+            metrics[Metric.VALUE_WEIGHT] = self.value_weight
         if self.scaler is not None:
             metrics[Metric.AMP_SCALE] = self.scaler.scale
         return metrics

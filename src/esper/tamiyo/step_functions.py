@@ -10,7 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import Rules, apply, legal_slots, roll_back, tick
+from esper.kasmina.lifecycle import (
+    Rules,
+    advance_automatically,
+    apply,
+    legal_slots,
+    roll_back,
+    tick,
+)
 from esper.kasmina.seeds import SeedSignals, SeedState, states_on_host
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.stages import Stage
@@ -179,6 +186,7 @@ class TorchStep:
             self.engine.host.parameter_count,
         )
         signals = full_signals.forget(~state.living)
+        state = advance_automatically(state, signals, self.rules)
         return self._rows(state, full_signals, signals, parameters, seed_parameters_max)
 
     def observe(

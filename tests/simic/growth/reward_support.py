@@ -13,7 +13,7 @@ from esper.kasmina.lifecycle import Rules, apply, legal_slots, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.rewards import RewardInputs
+from esper.simic.growth.rewards import RewardInputs, escrow_credit
 from esper.tamiyo.policy.features import utility
 from oracles.rewards import Moment, Seed
 
@@ -105,8 +105,8 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
     shape = (count, slots)
     state, signals = SeedState.dormant(shape, CPU), SeedSignals.unknown(shape, CPU)
     birth = torch.full(shape, float("nan"), dtype=F64)
-    gain = torch.zeros(count, dtype=F64)
-    episode = []
+    gain, credit = torch.zeros(count, dtype=F64), torch.zeros(shape, dtype=F64)
+    episode: list[RewardInputs] = []
     for t in range(length):
         now, last = t + 1, t + 1 == length
         actions = choose(legal_slots(state, signals, rules), t)
@@ -142,8 +142,12 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
                 seed_parameters=size,
                 added_parameters=added,
                 price=world.price,
+                credit=credit,
+                loss=4.0 * (1.0 - world.accuracy[now]),
+                previous_loss=4.0 * (1.0 - world.accuracy[t]),
             )
         )
+        credit = escrow_credit(episode[-1])
         worth = utility(world.score[now], added, world.host_parameters, world.price)
         gain = worth - world.twin[now]
         state = after
@@ -186,6 +190,7 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
                 contribution=float(inputs.contribution[row, s]),
                 birth_accuracy=float(inputs.birth_accuracy[row, s]),
                 parameters=int(inputs.seed_parameters[row, s]),
+                credit=float(inputs.credit[row, s]),
             )
             for s in range(len(before.stage))
         ],
@@ -197,4 +202,7 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         price=float(inputs.price[row]),
         host_parameters=inputs.host_parameters,
         added_parameters=int(inputs.added_parameters[row]),
+        step=inputs.step,
+        loss=float(inputs.loss[row]),
+        previous_loss=float(inputs.previous_loss[row]),
     )

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from esper.kasmina.lifecycle import Rules
 from esper.leyline.actions import Op
+from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.simic.growth.rewards import (
     REWARD_MODES,
     REWARDS,
     RewardInputs,
+    RewardOptions,
     alpha_shock,
     attribution,
     stage_shaping,
@@ -141,6 +143,7 @@ def test_more_parameters_never_earn_more(mode, seed, length, more) -> None:
         less, paid = REWARDS[mode](larger), REWARDS[mode](inputs)
         assert (less <= paid).all()
         charged = {"terminal": inputs.last, "sparse": inputs.last, "simplified": False}
+        charged["loss_change"] = inputs.step > 3
         if charged.get(mode, True):
             capped = (0.5 * (1 + inputs.added_parameters / inputs.host_parameters).log() >= 1.5) | (
                 paid == -1
@@ -232,6 +235,73 @@ def test_simplified_counts_the_fossils_that_contribute() -> None:
     price = 0.01 * sum(bool(action) for action in kept)
     assert returns(world(contribution=0.011), kept)["simplified"] == pytest.approx(idle + 2 - price)
     assert returns(world(contribution=0.009), kept)["simplified"] == pytest.approx(idle - price)
+
+
+# --- modes of the prior system ---------------------------------------------------------------
+
+
+def differences(mode: str, option: str, value: float) -> list[tuple[RewardInputs, Tensor]]:
+    """Steps of an episode, each with the reward under an option minus that without it."""
+    options = RewardOptions.of([f"{option}={value}"])
+    return [
+        (inputs, REWARDS[mode](replace(inputs, options=options)) - REWARDS[mode](inputs))
+        for inputs in random_episode(5, LENGTH)
+    ]
+
+
+@pytest.mark.parametrize("mode", ["basic", "basic_plus", "sparse"])
+def test_budget_and_penalty_scale_the_cost_of_parameters(mode: str) -> None:
+    for option, value, factor in (("parameter_budget", 250_000, 2), ("parameter_penalty", 0.3, 3)):
+        for inputs, difference in differences(mode, option, value):
+            cost = 0.1 * inputs.added_parameters / 500_000
+            expected = -(factor - 1.0) * cost if inputs.last or mode != "sparse" else 0.0 * cost
+            torch.testing.assert_close(difference, expected, check_dtype=False)
+
+
+def test_each_option_changes_its_own_quantity_alone() -> None:
+    for inputs, difference in differences("basic", "accuracy_weight", 2.0):
+        gained = inputs.accuracy - inputs.initial_accuracy
+        torch.testing.assert_close(difference, -3.0 * gained * inputs.last)
+    for inputs, difference in differences("sparse", "sparse_scale", 0.5):
+        torch.testing.assert_close(difference, -0.5 * REWARDS["sparse"](inputs))
+    for mode in ("shaped", "escrow", "simplified", "basic", "basic_plus"):
+        for inputs, difference in differences(mode, "shaping", 0.0):
+            torch.testing.assert_close(difference, -stage_shaping(inputs))
+    for inputs, difference in differences("shaped", "terminal", 0.0):
+        torch.testing.assert_close(difference, -5.0 * inputs.accuracy * inputs.last)
+    for inputs, difference in differences("shaped", "rent_floor", 1_000_000):
+        rent = (0.5 * (1 + inputs.added_parameters / inputs.host_parameters).log()).clamp(max=1.5)
+        floor = 0.5 * (1 + inputs.added_parameters / 1_000_000).log()
+        torch.testing.assert_close(difference, rent - floor, check_dtype=False)
+    charges = torch.stack([d for _, d in differences("shaped", "anti_gaming", 0.0)])
+    assert (charges >= 0).all()
+    assert (charges > 0).any()
+
+
+def test_an_episode_of_escrow_pays_what_fossilised_seeds_had_earned() -> None:
+    """Against the same episode without attribution: what is left is the credit of the fossils."""
+    held = world(contribution=0.03)
+    accuracy = torch.linspace(0.3, 0.7, LENGTH + 1, dtype=torch.float64)[:, None]
+    rising = replace(held, accuracy=accuracy)
+
+    def credits(plan: list[dict[str, int]]) -> tuple[float, float]:
+        episode = play(rising, always(plan))
+        paid = total("escrow", episode) - total("shaped", episode)
+        paid += torch.stack([attribution(inputs) for inputs in episode]).sum(0)
+        return float(paid[0]), max(float(inputs.credit.max()) for inputs in episode)
+
+    kept, most = credits([*HOLD, *[{}] * 5, {"op": Op.FOSSILISE}])
+    assert kept == pytest.approx(most)
+    assert 2.0 < kept <= 3.0
+    for end in ([{}], [{"op": Op.PRUNE, "alpha_speed": 0}]):
+        forfeited, most = credits([*HOLD, *[{}] * 5, *end])
+        assert most > 2.0
+        assert forfeited == pytest.approx(0.0, abs=1e-9)
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^reward_options: 'budget' is unknown; there are"):
+        RewardOptions.of(["budget=3"])
 
 
 # --- farming ----------------------------------------------------------------------------------

@@ -216,6 +216,11 @@ def _schedule(moment: Moment) -> str:
     metrics = moment.updates[-1].metrics
     labels = dict(parts_of(Metric.LEARNING_RATE, metrics))
     labels |= {Metric.ENTROPY_WEIGHT: "entropy weight", Metric.CLIP: "clip"}
+    labels |= {Metric.VALUE_WEIGHT: "value weight"}
+    labels |= {
+        name: f"entropy of {head}"
+        for name, head in parts_of(Metric.ENTROPY_WEIGHT, metrics).items()
+    }
     return "".join(
         f"  {label} {number_text(metrics[name], '.3g')}"
         for name, label in labels.items()

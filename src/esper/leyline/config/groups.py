@@ -22,7 +22,18 @@ from esper.leyline.config.setting import (
 Compile = Literal["auto", "off", "default", "reduce-overhead", "max-autotune"]
 HalfPrecision = Literal["auto", "bfloat16", "float16"]
 TelemetryLevel = Literal["off", "minimal", "normal", "debug"]
-Reward = Literal["terminal", "paired", "utility", "shaped", "simplified", "basic", "sparse"]
+Reward = Literal[
+    "terminal",
+    "paired",
+    "utility",
+    "shaped",
+    "escrow",
+    "simplified",
+    "basic",
+    "basic_plus",
+    "sparse",
+    "loss_change",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +42,8 @@ class EpisodeRules:
 
     reward: Reward = setting("paired", aliases=("reward_mode",), only="growth", main=True)
     """Reward mode. terminal: the final utility, paid on the last step. paired: the final utility
-    relative to the twin, paid step by step. utility: the utility of every step. shaped, simplified,
-    basic and sparse: modes of the prior system. See docs/rewards.md."""
+    relative to the twin, paid step by step. utility: the utility of every step. The others are
+    modes of the prior system. See docs/rewards.md."""
     stage_shaping: float = setting(0.0, NOT_NEGATIVE, only="growth")
     """Weight of the potential-based reward for the stages of the seeds; it does not change which
     policy is optimal."""
@@ -40,6 +51,13 @@ class EpisodeRules:
     """Penalty subtracted from the reward of a step in which the governor rolls the host back."""
     strict_gates: bool = setting(False, only="growth")
     """Whether gates also require a measured improvement by the seed."""
+    auto_advance: tuple[str, ...] = setting((), only="growth")
+    """Gates that open by themselves: g1 (to TRAINING), g2 (to BLENDING) and g3 (to HOLDING). A seed
+    that meets the condition of such a gate advances at the end of the step; ADVANCE is masked for
+    it."""
+    reward_options: tuple[str, ...] = setting((), only="growth")
+    """Numbers of the reward modes of the prior system, such as parameter_budget=200000; see
+    docs/from-esper-lite.md."""
     one_at_a_time: bool = setting(True, only="growth")
     """Whether a seed may germinate only while no other seed is germinated or training and no slot
     is closed after a prune."""
@@ -100,6 +118,9 @@ class WorldConfig(EpisodeRules):
         None, Range(2, 65_536), aliases=("batch_size_per_env",), only="growth"
     )
     """Samples per minibatch, at least 2 because of BatchNorm; by default set by the task."""
+    host_gradient_norm: float | None = setting(None, POSITIVE, only="growth")
+    """Norm to which the gradient of each host and of each seed is clipped; by default that of the
+    task, which is 1 unless it says otherwise."""
     seed: int = setting(42, SEEDS, main=True)
     """Root seed of all random numbers, in [0, 2^32)."""
 
@@ -152,9 +173,10 @@ class LearnerConfig:
     lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
     """Decay of the learning rate after the warmup. ESPER_DISABLE_LR_SCHEDULE=1 keeps the rate
     constant."""
-    lr_decay_steps: int = setting(30, up_to(10_000_000))
+    lr_decay_steps: int | None = setting(None, up_to(10_000_000))
     """Update at which the learning rate reaches its final value, counted from the start of the run.
-    It does not depend on --rounds, so a run that is extended later keeps its schedule."""
+    By default the --rounds with which the run is started; a run that is extended later keeps its
+    schedule."""
     lr_end_factor: float = setting(0.1, SHARE)
     """Final learning rate as a fraction of the initial one."""
     lr_step_size: int = setting(10, up_to(10_000_000))
@@ -174,8 +196,8 @@ class LearnerConfig:
     clip_decay: Literal["none", "linear", "cosine", "step"] = "none"
     """Decay of the clip range; clip_decay_steps, clip_end_factor and clip_step_size work like the
     settings of lr_decay."""
-    clip_decay_steps: int = setting(30, up_to(10_000_000))
-    """Update at which the clip range reaches its final value."""
+    clip_decay_steps: int | None = setting(None, up_to(10_000_000))
+    """Update at which the clip range reaches its final value; by default as for lr_decay_steps."""
     clip_end_factor: float = setting(0.1, SHARE)
     """Final clip range as a fraction of the initial one."""
     clip_step_size: int = setting(10, up_to(10_000_000))
@@ -192,17 +214,24 @@ class LearnerConfig:
         0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0}, main=True
     )
     """Weight of the entropy bonus, in reward per nat."""
+    entropy_per_head: tuple[str, ...] = setting((), only="growth")
+    """Factors of the entropy weight by head, such as op=1 blueprint=1.3; 1 for the other heads."""
     entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
     """Decay of the entropy weight; entropy_decay_steps, entropy_end_factor and entropy_step_size
     work like the settings of lr_decay."""
-    entropy_decay_steps: int = setting(30, up_to(10_000_000))
-    """Update at which the entropy weight reaches its final value."""
-    entropy_end_factor: float = setting(0.1, SHARE)
+    entropy_decay_steps: int | None = setting(None, up_to(10_000_000))
+    """Update at which the entropy weight reaches its final value; by default as for
+    lr_decay_steps."""
+    entropy_end_factor: float = setting(0.1, Range(0.0, 1e6, open=True))
     """Final entropy weight as a fraction of the initial one."""
     entropy_step_size: int = setting(10, up_to(10_000_000))
     """Updates between two reductions with --entropy-decay step."""
     value_weight: float = setting(0.5, NOT_NEGATIVE, aliases=("value_coef",))
     """Weight of the value loss."""
+    value_warmup_steps: int = setting(0, Range(0, 10_000_000))
+    """Updates over which the weight of the value loss rises linearly to its value; 0 for none."""
+    value_start_factor: float = setting(0.1, NOT_NEGATIVE)
+    """Weight of the value loss in the first update of that warmup, as a fraction of its value."""
     max_gradient_norm: float = setting(0.5, POSITIVE)
     """Maximum norm of the policy's gradient; larger gradients are clipped to it."""
     target_kl: float = setting(0.05, POSITIVE)

@@ -161,6 +161,18 @@ _ADVICE: dict[Run, str] = {
 """By kind of run: what to do with a setting that another kind was given."""
 
 
+def with_horizons(config: TrainConfig) -> TrainConfig:
+    """The configuration of a new run: schedules without an end of their own end with its rounds."""
+    learner, rounds = config.learner, config.world.rounds
+    learner = dataclasses.replace(
+        learner,
+        lr_decay_steps=learner.lr_decay_steps or rounds,
+        clip_decay_steps=learner.clip_decay_steps or rounds,
+        entropy_decay_steps=learner.entropy_decay_steps or rounds,
+    )
+    return dataclasses.replace(config, learner=learner)
+
+
 def check(config: TrainConfig) -> None:
     """Refuse values that are out of range or contradict each other.
 

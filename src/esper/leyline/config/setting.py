@@ -8,9 +8,10 @@ runs are all derived from the field.
 import ast
 import dataclasses
 import inspect
+import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -238,6 +239,29 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         if option in (int, str) and type(value) is option:
             return value
     raise UsageError(f"{name}: must be {description(kind)}, got {shown(value)}")
+
+
+def assignments(name: str, texts: Sequence[str], vocabulary: Sequence[str]) -> dict[str, float]:
+    """The numbers of a setting that is a list of NAME=VALUE, by name.
+
+    Raises:
+        UsageError: no assignment, an unknown name, a name given twice, or no number from 0 to 1e6.
+    """
+    values: dict[str, float] = {}
+    for text in texts:
+        key, sign, value = text.partition("=")
+        if key not in vocabulary:
+            raise UsageError(f"{name}: {shown(key)} is unknown; there are {', '.join(vocabulary)}")
+        try:
+            number = float(value) if sign else math.nan
+        except ValueError:
+            number = math.nan
+        if not 0.0 <= number <= 1e6:
+            raise UsageError(f"{name}: give {key}=NUMBER from 0 to 1e6, got {shown(text)}")
+        if key in values:
+            raise UsageError(f"{name}: {key} is given twice; keep one of them")
+        values[key] = number
+    return values
 
 
 def _is_strings(value: Any) -> bool:

@@ -112,6 +112,8 @@ class TrainingStarted(Event, tag="TRAINING_STARTED"):
     """Seed of the splits that are drawn; null for a Gymnasium task and in older runs."""
     amp_policy_dtype: str | None = None
     """The type of half precision of the policy's encoder and LSTM; null if they run in float32."""
+    schedules: dict[str, str | float | None] = msgspec.field(default_factory=dict)
+    """The settings of the schedules of learning rate, clip range, entropy and value weight."""
 
 
 class EpisodeStarted(RoundEvent, tag="EPISODE_STARTED"):

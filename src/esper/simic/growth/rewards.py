@@ -10,8 +10,8 @@ added rewards of an episode sum to 0.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.transfer import cached_tensor
 from esper.leyline.actions import Op
+from esper.leyline.config.setting import assignments
 from esper.leyline.stages import STAGE_COUNT, Stage
 from esper.tamiyo.policy.features import growth, utility
 
@@ -59,6 +60,9 @@ class RewardInputs:
         added_parameters: parameters that are priced, ``[N]``: those of acting seeds, on the last
             step those of fossilised seeds.
         price: price of parameters, ``[N]``.
+        credit: what ``escrow`` has paid for each seed so far, ``[N, S]``; 0 in other modes.
+        loss, previous_loss: validation loss in nats after and before the step, ``[N]``.
+        options: numbers of the modes of the prior system.
     """
 
     step: int
@@ -79,6 +83,46 @@ class RewardInputs:
     seed_parameters: Tensor
     added_parameters: Tensor
     price: Tensor
+    credit: Tensor
+    loss: Tensor
+    previous_loss: Tensor
+    options: "RewardOptions" = field(default_factory=lambda: RewardOptions())
+
+
+@dataclass(frozen=True, slots=True)
+class RewardOptions:
+    """Numbers of the modes of the prior system.
+
+    Attributes:
+        parameter_budget: added parameters that cost ``parameter_penalty`` per step (basic modes),
+            or once (sparse).
+        parameter_penalty: that cost.
+        sparse_scale: factor of the reward of ``sparse``.
+        accuracy_weight: reward of the accuracy gained over the episode (basic modes).
+        rent_floor: smallest number of host parameters that the price of ``shaped`` and ``escrow``
+            is relative to.
+        shaping: factor of the shaping in these modes.
+        terminal: factor of what their last step pays.
+        anti_gaming: factor of the charge on a ratio of contribution to improvement above 5.
+    """
+
+    parameter_budget: float = 500_000.0
+    parameter_penalty: float = 0.1
+    sparse_scale: float = 1.0
+    accuracy_weight: float = 5.0
+    rent_floor: float = 0.0
+    shaping: float = 1.0
+    terminal: float = 1.0
+    anti_gaming: float = 1.0
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "RewardOptions":
+        """The options of the setting ``reward_options``.
+
+        Raises:
+            UsageError: see ``assignments``.
+        """
+        return cls(**assignments("reward_options", texts, [f.name for f in fields(cls)]))
 
 
 RewardFunction = Callable[[RewardInputs], Tensor]
@@ -189,9 +233,11 @@ def _utility(inputs: RewardInputs) -> Tensor:
     return utility(inputs.score, inputs.added_parameters, inputs.host_parameters, inputs.price)
 
 
-PARAMETER_BUDGET = 500_000
-"""Added parameters that cost 0.1, whatever the size of the host."""
-PARAMETER_COST = 0.1
+FIRST_SHARE, DRIP_CAP = 0.3, 0.1
+"""Of the bonus of ``basic_plus``: the share paid at once, and the most that a later step pays."""
+LOSS_STEP = 0.05
+CREDIT_STEP = 2.0
+"""Most by which the credit of a seed changes in a step of ``escrow``."""
 ACTION_COST = 0.01
 CONTRIBUTING = 0.01
 """Smallest contribution with which ``simplified`` counts a fossilised seed."""
@@ -204,12 +250,13 @@ def simplified_reward(inputs: RewardInputs) -> Tensor:
     Between ``-(2.4 S + 0.01)`` and ``4.4 S + 3``.
     """
     acts = (inputs.op != Op.WAIT).to(inputs.score.dtype)
-    reward = stage_shaping(inputs) - ACTION_COST * acts
+    reward = inputs.options.shaping * stage_shaping(inputs) - ACTION_COST * acts
     if not inputs.last:
         return reward
     fossilised = inputs.after.stage == Stage.FOSSILISED
     contributing = (fossilised & (inputs.contribution >= CONTRIBUTING)).sum(1)
-    return reward + 3.0 * inputs.accuracy + 2.0 * contributing.to(inputs.score.dtype)
+    at_end = 3.0 * inputs.accuracy + 2.0 * contributing.to(inputs.score.dtype)
+    return reward + inputs.options.terminal * at_end
 
 
 def basic_reward(inputs: RewardInputs) -> Tensor:
@@ -221,25 +268,64 @@ def basic_reward(inputs: RewardInputs) -> Tensor:
     not measured; -0.2 if only imp is not positive. The last step pays 5 times the accuracy gained
     over the episode. Between ``-(2.4 S + 5.5 + price)`` and ``2.4 S + 55.3``.
     """
+    return _basic(inputs, 1.0)
+
+
+def basic_plus_reward(inputs: RewardInputs) -> Tensor:
+    """``basic`` with 30 % of its bonus for FOSSILISE, and the rest step by step.
+
+    A fossilised seed pays ``0.7 (0.3 + 0.5 h) / T`` in every step in which c and imp are positive,
+    and is charged ``0.35 |c| / T`` where c is negative; within [-0.05, 0.1].
+    """
     imp = improvement(inputs)[:, None]
     c = contribution_points(inputs)
-    bonus = (0.3 + 0.5 * harmonic_mean(imp, c)) * time_held(inputs)
+    pays = (c > 0) & (imp > 0)
+    bonus = torch.where(pays, 0.3 + 0.5 * harmonic_mean(imp, c), 0.5 * c.clamp(max=0.0))
+    drip = ((1.0 - FIRST_SHARE) / inputs.episode_length * bonus).clamp(-0.5 * DRIP_CAP, DRIP_CAP)
+    fossilised = inputs.before.stage == Stage.FOSSILISED
+    return _basic(inputs, FIRST_SHARE) + torch.where(fossilised, drip, 0.0).sum(1)
+
+
+def _basic(inputs: RewardInputs, share: float) -> Tensor:
+    """``basic`` with this share of the bonus for FOSSILISE."""
+    imp = improvement(inputs)[:, None]
+    c = contribution_points(inputs)
+    bonus = share * (0.3 + 0.5 * harmonic_mean(imp, c)) * time_held(inputs)
     payment = torch.where(c <= 0, -0.5, torch.where(imp <= 0, -0.2, bonus))
     fossilised = torch.where(affected_slots(inputs, Op.FOSSILISE), payment, 0.0).sum(1)
-    reward = stage_shaping(inputs) - _budget_cost(inputs) + fossilised
+    reward = inputs.options.shaping * stage_shaping(inputs) - _budget_cost(inputs) + fossilised
     increase = inputs.accuracy - inputs.initial_accuracy
-    return reward + 5.0 * increase if inputs.last else reward
+    weight = inputs.options.accuracy_weight * inputs.options.terminal
+    return reward + weight * increase if inputs.last else reward
 
 
 def sparse_reward(inputs: RewardInputs) -> Tensor:
     """On the last step accuracy minus ``0.1 added / 500000``, clipped to [-1, 1]; 0 before."""
     if not inputs.last:
         return torch.zeros_like(inputs.score)
-    return (inputs.accuracy - _budget_cost(inputs)).clamp(-1.0, 1.0)
+    return inputs.options.sparse_scale * (inputs.accuracy - _budget_cost(inputs)).clamp(-1.0, 1.0)
+
+
+def loss_change_reward(inputs: RewardInputs) -> Tensor:
+    """5 per fall of the validation loss by 0.05 nats, minus a rent.
+
+    The last step adds ``(2.3 - loss) / 2``, within [0, 1].
+    The fall counts up to 0.25 nats, and a rise half as much. The rent is ``0.05 ln(1 + added /
+    host)`` after the third step, and a tenth of ``stage_shaping`` is added. The prior system, as
+    its code was wired, paid for a rising loss; this one does not.
+    """
+    change = (5.0 * (inputs.previous_loss - inputs.loss) / LOSS_STEP).clamp(-25.0, 25.0)
+    reward = torch.where(change < 0, 0.5 * change, change)
+    reward = reward + 0.1 * inputs.options.shaping * stage_shaping(inputs)
+    if inputs.step > 3:
+        reward = reward - 0.05 * _growth(inputs)
+    at_end = ((2.3 - inputs.loss) / 2.0).clamp(0.0, 1.0)
+    return reward + inputs.options.terminal * at_end if inputs.last else reward
 
 
 def _budget_cost(inputs: RewardInputs) -> Tensor:
-    return PARAMETER_COST / PARAMETER_BUDGET * inputs.added_parameters.to(inputs.score.dtype)
+    rate = inputs.options.parameter_penalty / max(1.0, inputs.options.parameter_budget)
+    return rate * inputs.added_parameters.to(inputs.score.dtype)
 
 
 RATIO_LIMIT = 5.0
@@ -264,16 +350,42 @@ def shaped_reward(inputs: RewardInputs) -> Tensor:
 
     Includes ``stage_shaping``. Between ``-(103 S + 15)`` and ``103 S + 17`` for S slots.
     """
+    return _shaped_reward(inputs, attribution(inputs))
+
+
+def escrow_reward(inputs: RewardInputs) -> Tensor:
+    """``shaped`` that pays changes of each seed's credit instead of the credit in every step.
+
+    The credit follows that of ``attribution``, by at most 2 in a step. It stays with a seed that is
+    fossilised, and is taken back from one that is pruned or not fossilised at the end: over an
+    episode a seed earns its credit when it was fossilised, or nothing.
+    """
+    return _shaped_reward(inputs, (escrow_credit(inputs) - inputs.credit).sum(1))
+
+
+def escrow_credit(inputs: RewardInputs) -> Tensor:
+    """What each seed has been paid after the step, ``[N, S]``; see ``escrow_reward``."""
+    change = (seed_credit(inputs) - inputs.credit).clamp(-CREDIT_STEP, CREDIT_STEP)
+    credit = inputs.credit + change if not inputs.last else torch.zeros_like(change)
+    fossilised = inputs.after.stage == Stage.FOSSILISED
+    return torch.where(
+        _pending(inputs), credit, torch.where(fossilised, inputs.credit, torch.zeros_like(credit))
+    )
+
+
+def _shaped_reward(inputs: RewardInputs, credit: Tensor) -> Tensor:
+    """``shaped_reward`` with this credit for contributions."""
     reward = (
-        attribution(inputs)
-        + stage_shaping(inputs)
+        credit
+        + inputs.options.shaping * stage_shaping(inputs)
         - _price(inputs)
         - alpha_shock(inputs)
         - _occupancy(inputs)
         - _action_cost(inputs)
         + fossil_bonus(inputs)
     )
-    return reward + ACCURACY_RATE * inputs.accuracy if inputs.last else reward
+    weight = ACCURACY_RATE * inputs.options.terminal
+    return reward + weight * inputs.accuracy if inputs.last else reward
 
 
 def attribution(inputs: RewardInputs) -> Tensor:
@@ -288,10 +400,16 @@ def attribution(inputs: RewardInputs) -> Tensor:
     hardly better than its twin. The last step gives no credit, because seeds that are not
     fossilised are removed.
     """
-    if inputs.last:
-        return torch.zeros_like(inputs.score)
+    return torch.zeros_like(inputs.score) if inputs.last else seed_credit(inputs).sum(1)
+
+
+def _pending(inputs: RewardInputs) -> Tensor:
     stage = inputs.after.stage
-    pending = (stage == Stage.BLENDING) | (stage == Stage.HOLDING)
+    return (stage == Stage.BLENDING) | (stage == Stage.HOLDING)
+
+
+def seed_credit(inputs: RewardInputs) -> Tensor:
+    """The credit of each seed in BLENDING or HOLDING, ``[N, S]``; see ``attribution``."""
     c = contribution_points(inputs)
     progress = 100.0 * (inputs.accuracy[:, None] - inputs.birth_accuracy)
     imp = improvement(inputs)[:, None]
@@ -300,8 +418,8 @@ def attribution(inputs: RewardInputs) -> Tensor:
     factor = 1.0 + torch.tanh(1.5 * imp.clamp(max=0.0))
     credit = torch.where(credit > 0, credit * factor, credit)
     ratio = c / imp.clamp(min=MIN_IMPROVEMENT)
-    charge = (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
-    return torch.where(pending, credit - charge, 0.0).sum(1)
+    charge = inputs.options.anti_gaming * (RATIO_RATE * (ratio - RATIO_LIMIT)).clamp(0.0, RATIO_CAP)
+    return torch.where(_pending(inputs), credit - charge, 0.0)
 
 
 def alpha_shock(inputs: RewardInputs) -> Tensor:
@@ -331,8 +449,12 @@ def fossil_bonus(inputs: RewardInputs) -> Tensor:
 
 
 def _price(inputs: RewardInputs) -> Tensor:
-    grown = growth(inputs.score, inputs.added_parameters, inputs.host_parameters)
-    return (PRICE_RATE * grown).clamp(max=PRICE_CAP)
+    return (PRICE_RATE * _growth(inputs)).clamp(max=PRICE_CAP)
+
+
+def _growth(inputs: RewardInputs) -> Tensor:
+    host = max(inputs.host_parameters, int(inputs.options.rent_floor))
+    return growth(inputs.score, inputs.added_parameters, host)
 
 
 def _occupancy(inputs: RewardInputs) -> Tensor:
@@ -352,8 +474,11 @@ REWARDS: dict[str, RewardFunction] = {
     "paired": paired_reward,
     "utility": utility_reward,
     "shaped": shaped_reward,
+    "escrow": escrow_reward,
     "simplified": simplified_reward,
     "basic": basic_reward,
+    "basic_plus": basic_plus_reward,
     "sparse": sparse_reward,
+    "loss_change": loss_change_reward,
 }
 REWARD_MODES = tuple(REWARDS)

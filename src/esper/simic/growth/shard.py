@@ -12,12 +12,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import Rules, roll_back
+from esper.kasmina.lifecycle import Rules, automatic_gates, roll_back
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.kasmina.transfer import moved, on_host
 from esper.leyline.actions import BLUEPRINTS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.rewards import REWARDS, SCORE_WINDOW, RewardInputs, stage_shaping
+from esper.simic.growth.rewards import (
+    REWARDS,
+    SCORE_WINDOW,
+    RewardInputs,
+    RewardOptions,
+    escrow_credit,
+    stage_shaping,
+)
 from esper.simic.growth.step import GrowthConfig, Step, StepReport
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import HISTORY, Observation, Progress, log_price, utility
@@ -124,7 +131,9 @@ class Shard:
             config.max_seeds or len(self.slots),
             config.strict_gates,
             config.one_at_a_time,
+            automatic_gates(config.auto_advance),
         )
+        self.reward_options = RewardOptions.of(config.reward_options)
         kinds = torch.zeros(len(self.slots), len(BLUEPRINTS), dtype=torch.bool)
         for s, slot in enumerate(self.slots):
             kinds[s, list(slot.kinds)] = True
@@ -185,7 +194,9 @@ class Shard:
         self._remember(scores)
         self.initial_accuracy = self.accuracy = scores.accuracy
         self.committed_accuracy: list[Tensor] = []
+        self.loss = self._environment_rows(scores.loss)
         self.gain = torch.zeros(self.count, dtype=self.config.dtype, device=self.device)
+        self.credit = self.gain.new_zeros(self.count, len(self.slots))
         return self._observe(*self._scores(last=False))
 
     @property
@@ -232,7 +243,14 @@ class Shard:
             seed_parameters=self._environment_rows(self.now.seed_parameters_max),
             added_parameters=added_parameters,
             price=self.price,
+            credit=self.credit,
+            loss=self._environment_rows(outcome.scores.loss),
+            previous_loss=self.loss,
+            options=self.reward_options,
         )
+        self.loss = self._environment_rows(outcome.scores.loss)
+        if self.config.reward == "escrow":
+            self.credit = escrow_credit(inputs)
         reward = self._reward(inputs, self._environment_rows(outcome.rolled_back))
         self.gain = utility(score, added_parameters, self.host_parameters, self.price) - twin_score
         report = StepReport(

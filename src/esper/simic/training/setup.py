@@ -156,6 +156,8 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         task = task.in_directory(Path(config.world.data_dir)).with_split(config.world.split_seed)
         if config.world.text_file is not None:
             task = reading(task, config.world.text_file)
+        if config.world.host_gradient_norm is not None:
+            task = replace(task, max_gradient_norm=config.world.host_gradient_norm)
         if not config.world.slots:
             return task
         slots = resolve_slots(task.host, config.world.slots)

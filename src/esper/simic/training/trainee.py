@@ -14,6 +14,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
+from esper.simic.schedules import schedule_settings
 from esper.tolaria.precision import Precision
 
 AnyStep = Step | GymStep
@@ -71,6 +72,7 @@ class Trainee(ABC):
             amp_dtype=self.precision.dtype_name,
             level=self.config.output.telemetry_level,
             amp_policy_dtype=None if self.agent is None else self.agent.policy.amp_dtype_name,
+            schedules={} if self.agent is None else schedule_settings(self.config.learner),
             **self.description(),
         )
 

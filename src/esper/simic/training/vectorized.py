@@ -11,13 +11,14 @@ import torch
 
 from esper.leyline.config import TrainConfig, check, flatten, unflatten
 from esper.leyline.config.algorithm import learns_by_acting
-from esper.leyline.config.reading import run_settings
+from esper.leyline.config.reading import run_settings, with_horizons
 from esper.leyline.config.setting import about
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.runtime import plugins
 from esper.runtime.gate import NOTHING, Permission
+from esper.simic.gradients import gradient_counts
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import latest_identity, load_latest
@@ -35,6 +36,7 @@ from esper.simic.run.run_directory import (
     stored_id,
 )
 from esper.simic.run.run_process import StopSignal
+from esper.simic.schedules import schedule_ends
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.session import NullObserver, Observer, Session
@@ -186,6 +188,11 @@ def run_training(
     begin = time.perf_counter()
     assert not learns_by_acting(policy) or policy == config.method.algorithm, policy
     check(config)
+    if resume is None:
+        config = with_horizons(config)
+    if learns_by_acting(policy):
+        for line in schedule_ends(config.learner):
+            notice(line)
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
@@ -218,6 +225,9 @@ def run_training(
             raise what_fits(full, trainee.count, device) from error
         finally:
             directory.close()
+    if trainee.agent is not None and config.output.telemetry_level == "debug":
+        for line in gradient_counts(trainee.agent.policy):
+            notice(line)
     seconds = time.perf_counter() - begin
     return RunSummary(directory.path, session.status, session.code, rounds, seconds)
 
