@@ -249,17 +249,31 @@ def ways_table(rows: list[dict[str, Any]]) -> str:
 
 
 def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """Compare the rows of two files in Markdown."""
-    names = ("task", "envs", "backend", "device", "amp", "compile", "telemetry", "threads")
-    known = {tuple(row[name] for name in names): row for row in before}
+    """Compare the rows of two files in Markdown.
+
+    A row without a partner of its own precision and compilation is compared with one of another.
+    """
+    names, ways = ("task", "envs", "backend", "device", "telemetry", "threads"), ("amp", "compile")
+
+    def key_of(row: dict[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in names)
+
+    exact = {key_of(row, (*names, *ways)): row for row in before}
+    similar = {key_of(row, names): row for row in before}
     lines = []
     for row in after:
-        key = tuple(row[name] for name in names)
-        if key in known:
-            both = (known[key], row)
-            figures = (f"{r['eps']:,.0f}" for r in both), (ratios(r)[1] for r in both)
-            lines.append((*key, *figures[0], *figures[1]))
-    return table((*names, "before", "after", "ratio of naive, before", "after"), lines)
+        other = exact.get(key_of(row, (*names, *ways))) or similar.get(key_of(row, names))
+        if other is not None:
+            differences = (
+                f"{other[way]}" if other[way] == row[way] else f"{other[way]} -> {row[way]}"
+                for way in ways
+            )
+            speeds = (f"{r['eps']:,.0f}" for r in (other, row))
+            naive = (ratios(r)[1] for r in (other, row))
+            ratio = f"{row['eps'] / other['eps']:.2f}"
+            lines.append((*key_of(row, names), *differences, *speeds, ratio, *naive))
+    heads = (*names, *ways, "before", "after", "after / before", "ratio of naive, before", "after")
+    return table(heads, lines)
 
 
 def main() -> int:

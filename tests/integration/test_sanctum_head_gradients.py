@@ -243,6 +243,17 @@ def test_head_gradients_finite_cpu(settings) -> None:
     assert_heads_have_gradients(*real_update(settings))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_head_gradients_finite_cpu_compiled_with_amp(dtype: str) -> None:
+    """The compiler runs for real: encoder and loss are compiled, trunk and hosts in half."""
+    amp = {"use_amp": True, "backend": "torch", "amp_dtype": dtype}
+    amp |= {"amp_policy": dtype == "bfloat16"}  # a float16 policy needs a GPU
+    agent, metrics = real_update(amp | {"compile": "default"})
+    assert agent.compiled.active
+    assert_heads_have_gradients(agent, metrics)
+
+
 def test_a_head_without_gradients_is_reported_as_missing() -> None:
     """The ticket's symptom, made by hand: the head is cut off, and the metric shows it."""
     agent = agent_with()

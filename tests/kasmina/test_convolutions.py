@@ -1,4 +1,4 @@
-"""Convolutions by matrix products, as on a GPU, beside grouped convolutions, as on a CPU."""
+"""Layers as on a GPU, beside those on a CPU: convolutions by products, attention in parts."""
 
 import pytest
 import torch
@@ -63,3 +63,17 @@ def test_no_environment_reaches_another_by_products() -> None:
     others = [0, 1, 3, 4]
     assert torch.equal(product[:, :, :, others], expected[:, :, :, others])
     assert bool(product[:, :, :, 2].isnan().all())
+
+
+def test_attention_of_more_sequences_than_a_grid_holds_is_computed_in_parts(monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(2)
+    joint = torch.randn(5, 1, 4, 3, 24, generator=generator).requires_grad_()
+    expected = ops.causal_attention(joint, 2)
+    monkeypatch.setattr(ops, "ATTENTION_BLOCKS", 9)  # 4 of the 15 sequences at a time
+    parts = ops.causal_attention(joint, 2)
+    assert torch.equal(parts, expected)
+    weight = torch.randn_like(expected)
+    (mine,), (theirs,) = (
+        torch.autograd.grad((x * weight).sum(), [joint]) for x in (parts, expected)
+    )
+    torch.testing.assert_close(mine, theirs)

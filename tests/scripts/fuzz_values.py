@@ -98,6 +98,9 @@ VALID: dict[str, list[Any]] = {
     "clip": [0.5, 1e30],
     "compile": ["auto", "off"],
     "threads": [1],
+    "auto_advance": ["g1", "g2", "g3"],
+    "reward_options": ["rent_floor=200", "shaping=0", "accuracy_weight=2.5"],
+    "entropy_per_head": ["op=2", "slot=0", "tempo=1.5"],
     "envs": [1, 2, 3],
     "episode_length": [1, 2, 3],
     "batch_size": [2, 5, 8],
@@ -131,6 +134,9 @@ EXCLUSIVE = (
 
 LONG = "x" * 5000
 INVALID: dict[str, list[Any]] = {
+    "auto_advance": ["", "g0", "g5", "g", "\x1b[2J", LONG],
+    "reward_options": ["", "budget=1", "shaping", "shaping=", "shaping=-1", "shaping=nan", LONG],
+    "entropy_per_head": ["", "hat=1", "op", "op=x", "op=1e9", "op=inf", LONG],
     "task": [
         *("", "digit_shift", "DIGITS", "../digits", LONG, "digits\n", "\u202edigits", "\x1b[2J"),
         *("ownn", "held-out", "own.py"),

@@ -73,6 +73,11 @@ def test_the_hot_path_is_measured_beside_the_naive_loop(tmp_path: Path, run):
     compared = run("benchmark_hot_path.py", "--compare", str(file), str(file))
     assert compared.returncode == 0
     assert "NativeBackend" in compared.stdout
+    halves = [row | {"amp": True, "eps": 1.5 * row["eps"]} for row in rows]
+    (tmp_path / "amp.json").write_text(json.dumps(halves))
+    pairs = run("benchmark_hot_path.py", "--compare", str(file), str(tmp_path / "amp.json"))
+    assert pairs.stdout.count("| False -> True |") == len(rows)
+    assert pairs.stdout.count("| 1.50 |") == len(rows)
 
 
 def test_a_backend_with_different_results_is_not_timed(monkeypatch, run):

@@ -17,10 +17,9 @@ from esper.simic.schedules import (
     AdaptiveRate,
     Schedule,
     Schedules,
-    schedule_ends,
-    value_weight_at,
     warmup_updates,
 )
+from esper.simic.training.run_lines import schedule_ends
 from esper.tamiyo.policy.interface import Evaluation
 from synthetic import CPU, synthetic_rollout
 
@@ -105,14 +104,14 @@ def test_a_schedule_without_an_end_ends_with_the_rounds_of_the_first_start() -> 
 
 def test_the_weight_of_the_value_loss_warms_up() -> None:
     config = LearnerConfig(value_weight=0.5, value_warmup_steps=4, value_start_factor=0.2)
-    assert [value_weight_at(config, update) for update in (0, 2, 4, 9)] == pytest.approx(
+    assert [config.value_weight_at(update) for update in (0, 2, 4, 9)] == pytest.approx(
         [0.1, 0.3, 0.5, 0.5]
     )
     assert schedule_ends(config) == ["value weight: 0.1 becomes 0.5 by update 4"]
     summaries, _ = learned(3, value_warmup_steps=2, value_weight=1.0)
-    assert [s["value_weight"] for s in summaries] == pytest.approx([0.1, 0.55, 1.0])
+    assert [s["value_loss_weight"] for s in summaries] == pytest.approx([0.1, 0.55, 1.0])
     unchanged, _ = learned(1)
-    assert "value_weight" not in unchanged[0]
+    assert "value_loss_weight" not in unchanged[0]
 
 
 def test_heads_have_entropy_weights_of_their_own() -> None:
@@ -151,7 +150,7 @@ def test_heads_have_entropy_weights_of_their_own() -> None:
         (("hat=2",), "'hat' is unknown; there are op, "),
         (("op",), "give op=NUMBER"),
         (("op=-1",), "give op=NUMBER"),
-        (("op=2", "op=3"), "op is given twice"),
+        (("op=2", "op=3"), "op has two values"),
     ],
 )
 def test_weights_of_heads_that_cannot_be_are_refused(texts: tuple[str, ...], says: str) -> None:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NORM_EPSILON = 1e-5
+ATTENTION_BLOCKS = 65_535
+"""Most sequences times heads of one call of attention: CUDA launches no more blocks in a grid."""
 
 
 def to_images(x: Tensor) -> Tensor:
@@ -335,9 +337,12 @@ def causal_attention(joint: Tensor, heads: int) -> Tensor:
         ``[B, H, W, N, C]``.
     """
     batch, height, width, environments, _ = joint.shape
-    parts = joint.flatten(1, 2).unflatten(3, (3, heads, -1)).permute(3, 0, 2, 4, 1, 5)
-    query, key, value = parts.flatten(1, 2).unbind(0)
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    triple = joint.flatten(1, 2).unflatten(3, (3, heads, -1)).permute(3, 0, 2, 4, 1, 5)
+    query, key, value = triple.flatten(1, 2).unbind(0)
+    most = max(1, ATTENTION_BLOCKS // heads)
+    parts = zip(query.split(most), key.split(most), value.split(most), strict=True)
+    outs = [F.scaled_dot_product_attention(*part, is_causal=True) for part in parts]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs)
     heads_out = out.unflatten(0, (batch, environments)).permute(0, 3, 1, 2, 4).flatten(3)
     return heads_out.unflatten(1, (height, width)).contiguous()
 

@@ -75,7 +75,7 @@ class Metric:
         "entropy_weight", "weight of the entropy of this head, where --entropy-per-head is given"
     )
     _metric(ENTROPY_WEIGHT, "weight of the entropy bonus")
-    VALUE_WEIGHT = _metric("value_weight", "weight of the value loss, while it warms up")
+    VALUE_WEIGHT = _metric("value_loss_weight", "weight of the value loss, while it warms up")
     CLIP = _metric("clip", "clip range of the importance ratio")
     LOSS = _metric("loss", "total loss that was minimised")
     RATIO_VARIANCE = _metric(

@@ -90,23 +90,6 @@ def first_not_finite(tensors: Mapping[str, Tensor | None]) -> str | None:
     return None
 
 
-def gradient_counts(policy: Policy[Any]) -> list[str]:
-    """A line per head: how many of its parameters have no gradient, one with NaN, a finite one.
-
-    These are the gradients of the last minibatch, in the words of the prior system's debug probes.
-    """
-    lines = []
-    for head in (*policy.heads, "value"):
-        parameters = list(policy.head_parameters(head))
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        finite = sum(bool(gradient.isfinite().all()) for gradient in gradients)
-        lines.append(
-            f"{head}_head: None={len(parameters) - len(gradients)}, "
-            f"NaN/Inf={len(gradients) - finite}, Finite={finite} (of {len(parameters)} params)"
-        )
-    return lines
-
-
 class GradientNorms:
     """Computes global and per-head gradient norms from the norm of each parameter, and clips.
 

@@ -138,11 +138,9 @@ class _SurrogateLoss(torch.autograd.Function):
         value_loss = 0.5 * weighted_mean(error.square(), weight)
         entropy = weighted_mean(head_entropy.sum(-1), weight)
         alike = entropy_weight.ndim == 0
-        bonus = (
-            entropy_weight * entropy
-            if alike
-            else weighted_mean((head_entropy * entropy_weight).sum(-1), weight)
-        )
+        bonus = entropy_weight * entropy
+        if not alike:
+            bonus = weighted_mean((head_entropy * entropy_weight).sum(-1), weight)
         loss = policy_loss + value_weight * value_loss - bonus
 
         share = 1.0 / surrogate.numel() if weight is None else weight / weight.sum()
@@ -150,8 +148,8 @@ class _SurrogateLoss(torch.autograd.Function):
         if alike:
             d_entropy = (-entropy_weight * share).expand(surrogate.shape)[..., None]
         else:
-            by_head = -entropy_weight * torch.as_tensor(share, device=ratio.device)[..., None]
-            d_entropy = by_head.expand(head_entropy.shape)
+            steps = torch.as_tensor(share, device=ratio.device)[..., None]
+            d_entropy = (-entropy_weight * steps).expand(head_entropy.shape)
         ctx.save_for_backward(d_log_prob, d_entropy, error * (value_weight * share))
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio

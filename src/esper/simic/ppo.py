@@ -29,7 +29,7 @@ from esper.simic.loss import CompiledLoss, is_compiler_error, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
 from esper.simic.rollout import Rollout, Sequences, split_sequences
-from esper.simic.schedules import AdaptiveRate, Schedules, head_weights, value_weight_at
+from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
 
@@ -76,6 +76,7 @@ class PPOAgent(PolicyActor[ObservationT]):
     Attributes:
         actor: acts in the environments: this agent, or its older copy.
         refusal: why the last update was refused; None if it was not.
+        head_weights: factors of the entropy weight by head, ``[heads]``; None if all are 1.
         shape: what is needed to rebuild the network in addition to the settings.
     """
 
@@ -107,7 +108,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.norms = GradientNorms(self.policy, device)
         names = (Metric.CLIP, Metric.ENTROPY_WEIGHT)
         self.scalars = {name: torch.zeros((), device=device) for name in names}
-        self.head_weights = head_weights(config, self.policy.heads, device)
+        self.head_weights: Tensor | None = None
         self.value_weight = torch.zeros((), device=device) if config.value_warmup_steps else None
         self.compiled = CompiledLoss(self.policy, compile_mode)
         self.updates = 0
@@ -162,7 +163,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.scalars[Metric.CLIP].fill_(schedules.clip.at(update))
         self.scalars[Metric.ENTROPY_WEIGHT].fill_(schedules.entropy.at(update))
         if self.value_weight is not None:
-            self.value_weight.fill_(value_weight_at(self.config, update))
+            self.value_weight.fill_(self.config.value_weight_at(update))
 
     def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
         """Estimate advantages and value targets, normalise them, and form sequences."""
@@ -297,8 +298,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         }
         if self.head_weights is not None:
             weights = self.scalars[Metric.ENTROPY_WEIGHT] * self.head_weights
-            for head, weight_of_head in zip(self.policy.heads, weights, strict=True):
-                metrics[part_metric(Metric.ENTROPY_WEIGHT, head)] = weight_of_head
+            names = [part_metric(Metric.ENTROPY_WEIGHT, head) for head in self.policy.heads]
+            metrics |= dict(zip(names, weights, strict=True))
         if self.value_weight is not None:
             metrics[Metric.VALUE_WEIGHT] = self.value_weight
         if self.scaler is not None:

@@ -5,14 +5,12 @@ exception is ``AdaptiveRate``, a factor that follows the KL divergence; its stat
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
-from esper.leyline.config.setting import assignments
 from esper.leyline.switches import switched_on
 
 DISABLE_VARIABLE = "ESPER_DISABLE_LR_SCHEDULE"
@@ -115,57 +113,8 @@ class Schedules:
 
 
 def _end(steps: int | None, decay: str) -> int:
-    """The horizon of a schedule; ``with_horizons`` gives every run one."""
-    assert steps is not None or decay == "none", "the schedule has no end"
+    assert steps is not None or decay == "none", "with_horizons gives every schedule an end"
     return steps or 1
-
-
-def schedule_settings(config: LearnerConfig) -> dict[str, str | float | None]:
-    """The settings of all schedules by name."""
-    parts = ("_decay", "_end_factor", "_step_size", "_warmup", "_start_factor", "_adaptive_kl")
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {name: value for name, value in values.items() if any(p in name for p in parts)}
-
-
-def schedule_ends(config: LearnerConfig) -> list[str]:
-    """A line for every quantity that changes: to which value, until which update."""
-    schedules = Schedules.of(config)
-    quantities = {
-        "learning rate": (schedules.policy_rate, config.lr_decay),
-        "entropy weight": (schedules.entropy, config.entropy_decay),
-        "clip range": (schedules.clip, config.clip_decay),
-    }
-    lines = [
-        f"{name}: {one.at(one.warmup):g} becomes {one.at(one.horizon):g} by update {one.horizon} "
-        f"({decay})"
-        for name, (one, decay) in quantities.items()
-        if one.decay != "none"
-    ]
-    if config.value_warmup_steps:
-        first = value_weight_at(config, 0)
-        lines.append(
-            f"value weight: {first:g} becomes {config.value_weight:g} by update "
-            f"{config.value_warmup_steps}"
-        )
-    return lines
-
-
-def value_weight_at(config: LearnerConfig, update: int) -> float:
-    """Weight of the value loss in an update: linear over ``value_warmup_steps``, then constant."""
-    done = min(1.0, update / max(1, config.value_warmup_steps))
-    return config.value_weight * (
-        config.value_start_factor + (1.0 - config.value_start_factor) * done
-    )
-
-
-def head_weights(
-    config: LearnerConfig, heads: Sequence[str], device: torch.device
-) -> Tensor | None:
-    """Factors of the entropy weight by head, ``[heads]``; None if no head has its own."""
-    factors = assignments("entropy_per_head", config.entropy_per_head, heads)
-    if not factors:
-        return None
-    return torch.tensor([factors.get(head, 1.0) for head in heads], device=device)
 
 
 def warmup_updates(config: LearnerConfig) -> int:

@@ -250,6 +250,12 @@ class LearnerConfig:
     """Compute the policy's encoder and LSTM in half precision, both when acting and when learning;
     heads, log-probabilities and losses stay in float32."""
 
+    def value_weight_at(self, update: int) -> float:
+        """Weight of the value loss in an update: linear over the warmup, then constant."""
+        progress = min(1.0, update / max(1, self.value_warmup_steps))
+        start = self.value_start_factor
+        return self.value_weight * (start + (1.0 - start) * progress)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineConfig:

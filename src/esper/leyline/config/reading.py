@@ -5,12 +5,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.actions import HEADS
 from esper.leyline.config import former
 from esper.leyline.config.algorithm import algorithms, owner_of
 from esper.leyline.config.groups import TrainConfig
 from esper.leyline.config.setting import (
     Run,
     about,
+    assignments,
     check_name,
     check_ranges,
     settings_of,
@@ -190,6 +192,7 @@ def check(config: TrainConfig) -> None:
         raise UsageError("lr_adaptive_kl: it sets the learning rate itself; leave lr_decay out")
     if output.record_last is not None and not output.record:
         raise UsageError("record_last: nothing is recorded; give --record too, or leave it out")
+    assignments("entropy_per_head", learner.entropy_per_head, HEADS)
     config.algorithm.check(config)
     _check_group_baseline(config)
     if machine.experimental_gpu_preload_gather and machine.gpu_preload is False:

@@ -245,7 +245,8 @@ def assignments(name: str, texts: Sequence[str], vocabulary: Sequence[str]) -> d
     """The numbers of a setting that is a list of NAME=VALUE, by name.
 
     Raises:
-        UsageError: no assignment, an unknown name, a name given twice, or no number from 0 to 1e6.
+        UsageError: no assignment, an unknown name, a name with two
+            values, or no number from 0 to 1e6.
     """
     values: dict[str, float] = {}
     for text in texts:
@@ -258,8 +259,8 @@ def assignments(name: str, texts: Sequence[str], vocabulary: Sequence[str]) -> d
             number = math.nan
         if not 0.0 <= number <= 1e6:
             raise UsageError(f"{name}: give {key}=NUMBER from 0 to 1e6, got {shown(text)}")
-        if key in values:
-            raise UsageError(f"{name}: {key} is given twice; keep one of them")
+        if values.get(key, number) != number:
+            raise UsageError(f"{name}: {key} has two values; keep one of them")
         values[key] = number
     return values
 

@@ -1,6 +1,6 @@
 """The learner of growth policies, and its moments of observations."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.config import LearnerConfig
+from esper.leyline.config.setting import assignments
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.advantage import GeneralisedEstimator, GroupedEstimator
 from esper.simic.graphs import agent_class
@@ -64,6 +65,16 @@ class GrowthMoments:
         return {"host": self.host, "slot": self.slots}
 
 
+def head_weights(
+    config: LearnerConfig, heads: Sequence[str], device: torch.device
+) -> Tensor | None:
+    """Factors of the entropy weight by head, ``[heads]``; None if no head has its own."""
+    factors = assignments("entropy_per_head", config.entropy_per_head, heads)
+    if not factors:
+        return None
+    return torch.tensor([factors.get(head, 1.0) for head in heads], device=device)
+
+
 def growth_agent(
     config: LearnerConfig,
     seed: int,
@@ -117,4 +128,5 @@ def growth_agent(
         raise UsageError(
             f"initial_policy: it belongs to another network ({reason}); give another run"
         ) from error
+    agent.head_weights = head_weights(config, agent.policy.heads, device)
     return agent

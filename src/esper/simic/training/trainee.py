@@ -14,7 +14,7 @@ from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
-from esper.simic.schedules import schedule_settings
+from esper.simic.training.run_lines import schedule_settings
 from esper.tolaria.precision import Precision
 
 AnyStep = Step | GymStep

@@ -18,7 +18,6 @@ from esper.leyline.notices import notice
 from esper.nissa.sinks import check_sinks
 from esper.runtime import plugins
 from esper.runtime.gate import NOTHING, Permission
-from esper.simic.gradients import gradient_counts
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.records.record_writer import RecordWriter, remove_records_after
 from esper.simic.run.checkpoint import latest_identity, load_latest
@@ -36,9 +35,9 @@ from esper.simic.run.run_directory import (
     stored_id,
 )
 from esper.simic.run.run_process import StopSignal
-from esper.simic.schedules import schedule_ends
 from esper.simic.training.growth_trainee import GrowthTrainee
 from esper.simic.training.gym_trainee import GymTrainee
+from esper.simic.training.run_lines import gradient_counts, schedule_ends
 from esper.simic.training.session import NullObserver, Observer, Session
 from esper.simic.training.setup import arithmetic, memory_error, resolve_devices, what_fits
 from esper.simic.training.trainee import Trainee
