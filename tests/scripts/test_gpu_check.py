@@ -349,3 +349,28 @@ def test_the_sections_take_less_than_nine_minutes(check: Any) -> None:
     assert [len(stage.sections) for stage in stages][:2] == [8, 1]
     assert sum(stage.seconds for stage in stages) <= 9 * 60 * check.script.MARGIN
     assert len(set(check.sections.NAMES)) == len(check.sections.SECTIONS)
+
+
+def test_a_claim_is_judged_by_pairs_of_rows(check: Any) -> None:
+    claims = importlib.import_module("gpu_checks.claims")
+    rows = [
+        {"precision": name, "envs": envs, "captured": True, "step, ms": step}
+        for name, envs, step in (("TF32", 64, 1.0), ("float32", 64, 2.0), ("TF32", 4096, 900.0))
+    ]
+
+    def verdicts(found: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+        lines = claims.page(found).splitlines()[2:]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return {text: verdict for _, text, verdict in cells}
+
+    assert set(verdicts({}).values()) == {"not shown"}
+    assert verdicts({"loops": rows})["TF32 faster than float32"] == "shown"
+    rows[0]["step, ms"] = 3.0
+    assert verdicts({"loops": rows})["TF32 faster than float32"] == "**failed**"
+    named = [{"test": "a::with_amp[real]", "outcome": "PASSED"}, {"test": "b", "outcome": "FAILED"}]
+    of_tests = verdicts({"named": named})
+    assert of_tests["AMP in updates without NaN"] == "shown"
+    assert of_tests["its four tests"] == "**failed**"
+    ticket = [{"head": "op", "error": "op: [nan]"}]
+    text = "the acceptance command: finite gradient norms of all heads in Sanctum"
+    assert verdicts({"ticket": ticket})[text] == "**failed**"
