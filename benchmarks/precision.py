@@ -109,7 +109,7 @@ def ratios_of(rows: list[dict[str, Any]], arm: str) -> list[float]:
 
 def main() -> int:
     """Run the benchmark; return its exit status."""
-    parser = study_parser(__doc__, "precision", seeds=4, rounds=8)
+    parser = study_parser(__doc__, "precision", seeds=3, rounds=8)
     parser.add_argument("--envs", type=int, default=16)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     arguments = parser.parse_args()
