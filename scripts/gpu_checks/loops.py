@@ -11,7 +11,7 @@ from reporting import table
 from gpu_checks.place import FLOAT32, PRECISIONS, TF32, Place, Row, attempted, computing
 from gpu_checks.section import Found, number, rows_table
 
-COUNTS, FEW = (64, 256, 1024, 4096), (4,)
+COUNTS, FEW = (16, 64, 256, 1024, 4096), (4,)
 """Numbers of environments; small ones first, which no missing engine of cuDNN ends."""
 
 

@@ -23,6 +23,7 @@ named, accuracy = gpu_tests.measure_ticket, mixed_precision.measure_accuracy
 SECTIONS = (
     Section("ticket", "The ticket's command", 150, ticket.measure, ticket.page, SANCTUM, False),
     Section("named", "The ticket's tests", 90, named, gpu_tests.page, PYTEST, False),
+    Section("streaming", "Streamed images", 15, streaming.measure, streaming.page),
     Section("commands", "Other commands", 150, commands.measure, commands.page, TYRO, False),
     Section("tests", "Tests on the device", 150, gpu_tests.measure, gpu_tests.page, PYTEST, False),
     Section("waits", "Waits", 20, synchronisations.measure, synchronisations.page, timed=False),
@@ -30,7 +31,6 @@ SECTIONS = (
     Section("heads", "Gradients", 40, head_gradients.measure, head_gradients.page, timed=False),
     Section("accuracy", "Accuracy", 90, accuracy, mixed_precision.accuracy_page, timed=False),
     Section("facts", "The machine", 15, facts.measure, facts.page),
-    Section("streaming", "Streamed images", 15, streaming.measure, streaming.page),
     Section("loops", "Whole training loops", 75, loops.measure, loops.page),
     Section("convolutions", "Convolutions", 20, convolutions.measure, convolutions.page),
     Section("amp", "Mixed precision", 35, mixed_precision.measure, mixed_precision.page),

@@ -365,3 +365,12 @@ def test_a_task_of_the_prior_system_is_answered_by_ours(
 def test_events_named_in_the_page_about_the_prior_system_exist() -> None:
     texts = " ".join(former_names.EVENTS.values())
     assert set(re.findall("[A-Z_]{6,}", texts)) <= set(EVENTS)
+
+
+@pytest.mark.parametrize("event", former_names.EVENTS)
+def test_a_query_of_an_event_of_the_prior_system_is_answered_by_ours(
+    capsys: pytest.CaptureFixture[str], event: str
+) -> None:
+    sql = f"SELECT * FROM {event.lower()}"
+    line = refusal(capsys, esper, "query", str(RECORDED / "healthy"), sql)
+    assert line.endswith(f"; {event} of the prior system: {former_names.EVENTS[event]}\n")

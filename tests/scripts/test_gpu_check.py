@@ -255,6 +255,7 @@ def test_a_page_that_cannot_be_written_is_a_failure_and_the_rows_stay(
 IDENTITY = {
     "ticket": {"head": "op", "gradient norms": [0.1, 0.2], "on the screen": "0.2000"},
     "named": {"test": "integration/test_sanctum_head_gradients.py::test_x", "outcome": "FAILED"},
+    "streaming": {"envs": 16, "training images": "page-locked"},
     "commands": {"command": "python x", "seconds": 1.0, "exit status": 0, "output": "done"},
     "tests": {"test": "test_cuda.py::test_x", "outcome": "FAILED"},
     "waits": {"of": "step", "place": "a.py:b", "waits": 1.0},
@@ -262,7 +263,6 @@ IDENTITY = {
     "heads": {"precision": "TF32"},
     "accuracy": {"seed": 1, "dtype": "bfloat16"},
     "facts": {"what": "torch", "value": None},
-    "streaming": {"envs": 16, "training images": "page-locked"},
     "loops": {"envs": 64, "precision": "TF32", "captured": True},
     "convolutions": {"networks": 64, "precision": "TF32", "way": "grouped"},
     "amp": {"envs": 256, "precision": "bfloat16"},

@@ -1,8 +1,9 @@
-"""A setting is defined once, at its field; names of the prior system are accepted or refused."""
+"""A setting is defined once, at its field; names of the prior system are taken."""
 
 import ast
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
 from esper.runtime.gate import NOTHING
 from esper.scripts import train
+from esper.simic.training.setup import resolve_tasks
 from processes import ROOT, ran_python
 
 SOURCE = ROOT / "src" / "esper"
@@ -225,6 +227,16 @@ def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
     config = unflatten(settings_file(path))
     assert (config.world.rounds, config.world.envs, config.world.reward) == (100, 4, "shaped")
     assert (config.learner.value_weight, config.learner.max_gradient_norm) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("norm", [0.5, 3.0])
+def test_the_clip_norm_of_hosts_is_that_of_every_task(norm: float) -> None:
+    given = {"task": ["digits_shift", "digits_mlp"]}
+    before, after = (
+        resolve_tasks(unflatten(given | more)) for more in ({}, {"max_grad_norm": norm})
+    )
+    assert [task.max_gradient_norm for task in before] == [1.0, 1.0]
+    assert after == tuple(replace(task, max_gradient_norm=norm) for task in before)
 
 
 @pytest.mark.parametrize(

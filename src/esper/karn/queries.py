@@ -28,6 +28,7 @@ from esper.karn.views import (
     sql_literal,
     view_definitions,
 )
+from esper.leyline import former_names
 from esper.leyline.errors import UsageError
 from esper.leyline.events import EVENTS
 from esper.leyline.events.parts import DamagedPart, check_part, parts_of, write_lines
@@ -314,7 +315,10 @@ class Store:
                 raise UsageError("SQL: must be one SELECT; runs are read, never written")
             yield self._database.sql(statements[0]).to_arrow_reader(ROWS)
         except (duckdb.Error, pyarrow.ArrowException) as error:
-            raise UsageError(f"SQL: {_message(error)}") from error
+            former = (n for n in former_names.EVENTS if re.search(rf"\b{n}\b", sql, re.IGNORECASE))
+            name = next(former, None)
+            hint = f"; {name} of the prior system: {former_names.EVENTS[name]}" if name else ""
+            raise UsageError(f"SQL: {_message(error)}{hint}") from error
         except RuntimeError as error:
             # What duckdb makes of Ctrl-C within a query.
             if "interrupted" in str(error):
