@@ -339,12 +339,18 @@ def causal_attention(joint: Tensor, heads: int) -> Tensor:
     batch, height, width, environments, _ = joint.shape
     triple = joint.flatten(1, 2).unflatten(3, (3, heads, -1)).permute(3, 0, 2, 4, 1, 5)
     query, key, value = triple.flatten(1, 2).unbind(0)
-    most = max(1, ATTENTION_BLOCKS // heads)
-    parts = zip(query.split(most), key.split(most), value.split(most), strict=True)
-    outs = [F.scaled_dot_product_attention(*part, is_causal=True) for part in parts]
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
+    attend = attention_in_parts if joint.device.type == "cuda" else F.scaled_dot_product_attention
+    out = attend(query, key, value, is_causal=True)
     heads_out = out.unflatten(0, (batch, environments)).permute(0, 3, 1, 2, 4).flatten(3)
     return heads_out.unflatten(1, (height, width)).contiguous()
+
+
+def attention_in_parts(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    """Attention of ``[sequences, heads, L, C]``, at most ``ATTENTION_BLOCKS`` blocks at a time."""
+    most = max(1, ATTENTION_BLOCKS // query.shape[1])
+    parts = zip(query.split(most), key.split(most), value.split(most), strict=True)
+    attend = F.scaled_dot_product_attention
+    return torch.cat([attend(*part, is_causal=is_causal) for part in parts])
 
 
 def per_pixel(x: Tensor) -> Tensor:
