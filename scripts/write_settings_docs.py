@@ -218,18 +218,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when stale")
     check = parser.parse_args().check
-    stale = [
-        target
-        for target, text in ((TARGET, page()), (FORMER_TARGET, former_page()))
-        if not target.exists() or target.read_text() != text
-    ]
-    for target in stale:
-        if check:
+    status = 0
+    for target, text in ((TARGET, page()), (FORMER_TARGET, former_page())):
+        if not check:
+            target.write_text(text)
+        elif not target.exists() or target.read_text() != text:
             name = f"docs/{target.name}"
             print(f"{name} is stale; run python scripts/write_settings_docs.py", file=sys.stderr)
-        else:
-            target.write_text({TARGET: page, FORMER_TARGET: former_page}[target]())
-    return int(check and bool(stale))
+            status = 1
+    return status
 
 
 def former_page() -> str:

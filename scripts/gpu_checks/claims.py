@@ -49,18 +49,6 @@ def passed(found: Found, section: str, part: str = "") -> bool | None:
     return every(row.get("outcome") == PASSED for row in rows)
 
 
-def faster(rows: list[Row], figure: str, one: dict[str, Any], other: dict[str, Any]) -> bool | None:
-    """Whether ``figure`` is smaller in the rows with ``one`` than in those with ``other``."""
-
-    def values(wanted: dict[str, Any]) -> list[float]:
-        return [
-            float(row[figure]) for row in rows if figure in row and wanted.items() <= row.items()
-        ]
-
-    first, second = values(one), values(other)
-    return min(first) < min(second) if first and second else None
-
-
 def sums(rows: list[Row], key: str, figure: str, one: Any, other: Any) -> float | None:
     """Ratio of the sums of ``figure`` over the rows whose ``key`` is ``one`` or ``other``.
 
@@ -84,9 +72,14 @@ def below(ratio: float | None, bound: float) -> bool | None:
     return None if ratio is None else ratio < bound
 
 
-def no_undocumented_wait(found: Found) -> bool | None:
-    """Whether every place that waits is documented."""
-    return every("error" not in row for row in found.get("waits", []))
+def without_error(found: Found, section: str) -> bool | None:
+    """Whether no row of a section has an error; None if it has no rows."""
+    return every("error" not in row for row in found.get(section, []))
+
+
+def updates(found: Found) -> list[Row]:
+    """Return the rows of the policy's update, without those of its rollout."""
+    return [row for row in found.get("updates", []) if row.get("what") == "update"]
 
 
 def half(found: Found) -> float | None:
@@ -116,12 +109,7 @@ CLAIMS = (
     Claim(
         "001",
         "compiled and captured update faster than eager",
-        lambda f: faster(
-            f.get("updates", []),
-            "ms",
-            {"who": "esper, captured", "what": "update"},
-            {"who": "esper", "what": "update"},
-        ),
+        lambda f: below(sums(updates(f), "who", "ms", "esper, captured", "esper"), 1.0),
     ),
     Claim("001", "AMP in updates without NaN", lambda f: passed(f, "named", "with_amp")),
     Claim(
@@ -150,13 +138,13 @@ CLAIMS = (
     Claim(
         "003",
         "the acceptance command: finite gradient norms of all heads in Sanctum",
-        lambda f: every("error" not in row for row in f.get("ticket", [])),
+        lambda f: without_error(f, "ticket"),
     ),
     Claim("003", "its four tests", lambda f: passed(f, "named")),
     Claim("004", "benchmark_hot_path.py", lambda f: ended_well(f, "benchmark_hot_path")),
     Claim("004", "profile_hot_path_operations.py", lambda f: ended_well(f, "profile_hot_path")),
     Claim("004", "profile_gpu_sync.py", lambda f: ended_well(f, "profile_gpu_sync")),
-    Claim("004", "no undocumented wait for the device", no_undocumented_wait),
+    Claim("004", "no undocumented wait for the device", lambda f: without_error(f, "waits")),
     Claim(
         "004",
         "telemetry adds less than 10 % to a step",

@@ -63,10 +63,8 @@ def outcomes(*selection: str) -> Iterator[Row]:
 
 def page(rows: list[Row], found: Found) -> str:
     """Return the number of tests by outcome, and those that did not pass."""
-    all_of_them = [row["outcome"] for row in rows if "outcome" in row]
-    counts = ", ".join(
-        f"{all_of_them.count(name)} {name.lower()}" for name in sorted(set(all_of_them))
-    )
+    results = [row["outcome"] for row in rows if "outcome" in row]
+    counts = ", ".join(f"{results.count(name)} {name.lower()}" for name in sorted(set(results)))
     others = [row for row in rows if row.get("outcome") != PASSED]
-    text = f"{len(all_of_them)} tests: {counts or 'none has ended'}."
+    text = f"{len(results)} tests: {counts or 'none has ended'}."
     return text if not others else f"{text}\n\n{rows_table(('test', 'outcome'), others)}"

@@ -8,7 +8,8 @@ NaN compares false, so a quantity that was not measured passes no gate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ _MOVES: dict[tuple[int, int], Stage] = {
 }
 """The stage to which a legal operation moves a seed immediately."""
 
+_ADVANCE_GATES = Gate.G1, Gate.G2, Gate.G3
+"""The gates that ADVANCE passes."""
 _STAGES = range(STAGE_COUNT)
 NEXT_STAGE = Table([[_MOVES.get((op, stage), stage) for stage in _STAGES] for op in Op])
 """The stage after a legal operation, by ``Op`` and stage; ``_done`` makes two exceptions."""
@@ -126,7 +129,7 @@ def automatic_gates(names: Sequence[str]) -> tuple[Gate, ...]:
     Raises:
         UsageError: a name is none of g1, g2 and g3.
     """
-    gates = {gate.name.lower(): gate for gate in (Gate.G1, Gate.G2, Gate.G3)}
+    gates = {gate.name.lower(): gate for gate in _ADVANCE_GATES}
     unknown = next((name for name in names if name.lower() not in gates), None)
     if unknown is not None:
         raise UsageError(f"auto_advance: must name gates of {', '.join(gates)}, got {unknown!r}")
@@ -364,8 +367,5 @@ def legal_slots(state: SeedState, signals: SeedSignals, rules: Rules) -> Tensor:
 
 def _advances(gates: dict[Gate, Tensor], rules: Rules) -> Tensor:
     """Where the action ADVANCE passes a gate that does not open by itself, bool ``[N, S]``."""
-    advances = torch.zeros_like(gates[Gate.G1])
-    for gate in (Gate.G1, Gate.G2, Gate.G3):
-        if gate not in rules.automatic:
-            advances = advances | gates[gate]
-    return advances
+    by_action = [gates[gate] for gate in _ADVANCE_GATES if gate not in rules.automatic]
+    return reduce(or_, by_action) if by_action else torch.zeros_like(gates[Gate.G1])

@@ -248,7 +248,7 @@ class Shard:
             previous_loss=self.loss,
             options=self.reward_options,
         )
-        self.loss = self._environment_rows(outcome.scores.loss)
+        self.loss = inputs.loss
         if self.config.reward == "escrow":
             self.credit = escrow_credit(inputs)
         reward = self._reward(inputs, self._environment_rows(outcome.rolled_back))

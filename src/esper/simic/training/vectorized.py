@@ -189,9 +189,6 @@ def run_training(
     check(config)
     if resume is None:
         config = with_horizons(config)
-    if learns_by_acting(policy):
-        for line in schedule_ends(config.learner):
-            notice(line)
     check_sinks(config.output)
     devices = resolve_devices(config.machine.devices)
     device = devices[0]
@@ -202,6 +199,9 @@ def run_training(
     with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         announce_switches()
+        if learns_by_acting(policy):
+            for line in schedule_ends(config.learner):
+                notice(line)
         directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
         session = Session(
