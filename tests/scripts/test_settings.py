@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from esper.leyline.config import TrainConfig, flatten, former, unflatten
+from esper.leyline.config import TrainConfig, check, flatten, former, unflatten
 from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import about, settings_of, spellings
 from esper.leyline.errors import UsageError
@@ -229,6 +229,20 @@ def test_a_whole_file_of_the_prior_system_loads(tmp_path: Path) -> None:
     assert (config.learner.value_weight, config.learner.max_gradient_norm) == (0.5, 0.5)
 
 
+def test_settings_of_esper_keep_their_own_ranges_beside_fields_of_the_prior_system(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "esper"):
+        config = unflatten({"entropy": 1e20, "entropy_coef_min": 0.02})
+    check(config)
+    assert config.learner.entropy == 1e20
+    (record,) = caplog.records
+    says = "entropy_coef_min: 0.02 changes nothing: there is no annealing of the entropy"
+    assert record.getMessage() == says
+    with pytest.raises(UsageError, match=r"^entropy_coef_start: must be a number from 0"):
+        unflatten({"entropy_coef_start": "high"})
+
+
 @pytest.mark.parametrize("norm", [0.5, 3.0])
 def test_the_clip_norm_of_hosts_is_that_of_every_task(norm: float) -> None:
     given = {"task": ["digits_shift", "digits_mlp"]}
@@ -249,6 +263,7 @@ def test_the_clip_norm_of_hosts_is_that_of_every_task(norm: float) -> None:
         ({"reward_family": "profit"}, "must be contribution or loss"),
         ({"auto_forward_g2": 1}, "must be true or false"),
         ({"permissive_gates": "yes"}, "must be true or false"),
+        ({"amp_dtype": ["bf16"]}, "amp_dtype: must be one of"),
         ({"permissive_gates": True, "strict_gates": True}, "already given another value"),
         ({"disable-pbrs": {"a": [1]}}, "must be true or false"),
     ],

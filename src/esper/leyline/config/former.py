@@ -89,7 +89,7 @@ def translate(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         name = key.replace("-", "_")
         if name in FIELDS or name in duplicates or (name == "task" and value is None):
             continue
-        if name == "amp_dtype" and value in _DTYPES:
+        if name == "amp_dtype" and isinstance(value, str) and value in _DTYPES:
             yield key, _DTYPES[value]
         elif name in ("reward", "reward_mode") and value == "minimal":
             log.info("reward_mode: minimal is sparse here: a seed cannot be pruned young")
@@ -113,6 +113,7 @@ class _Former:
         self.fields = fields
         self.settings: dict[str, Any] = {}
         self._entropy()
+        self._entropy_per_head()
         self._value()
         self._rewards()
         self._switches()
@@ -133,6 +134,10 @@ class _Former:
         texts = {n: " ".join(v) if isinstance(v, tuple) else v for n, v in settings.items()}
         log.info("%s: here %s", text, ", ".join(f"{n} {text}" for n, text in texts.items()))
 
+    def _pass_over(self, name: str, why: str) -> None:
+        """Say in one line that a field changes nothing."""
+        log.info("%s: %s changes nothing: %s", name, shown(self.fields[name]), why)
+
     def _number(self, name: str, default: float, *alternatives: str) -> float:
         """The number given for a field, or for one of ``alternatives``."""
         for field in (name, *alternatives):
@@ -151,24 +156,33 @@ class _Former:
         return value
 
     def _entropy(self) -> None:
+        fields = [name for name in ENTROPY_FIELDS if self._number(name, math.nan) >= 0.0]
+        episodes = self._number("entropy_anneal_episodes", 0.0, "entropy_anneal_rounds")
+        if episodes:
+            self._anneal(episodes, fields)
+        else:
+            for name in fields:
+                if not name.startswith("entropy_anneal"):
+                    self._pass_over(name, "there is no annealing of the entropy")
+
+    def _anneal(self, episodes: float, fields: list[str]) -> None:
         weight = self._number("entropy_coef", ENTROPY, "entropy")
         start, end = (self._number(f"entropy_coef_{part}", weight) for part in ("start", "end"))
         least = self._number("entropy_coef_min", 0.01)
-        episodes = self._number("entropy_anneal_episodes", 0.0, "entropy_anneal_rounds")
-        if episodes:
-            fields = [name for name in ENTROPY_FIELDS if self.fields.get(name) is not None]
-            rounds = math.ceil(episodes / max(1.0, self._number("n_envs", ENVS, "envs")))
-            if end < least < start:
-                # The line to ``end`` is left where it reaches the minimum.
-                rounds = max(1, round(rounds * (start - least) / (start - end)))
-            start, end = max(start, least), max(end, least)
-            self._put(
-                fields,
-                entropy=start,
-                entropy_decay="linear",
-                entropy_decay_steps=rounds,
-                entropy_end_factor=end / start if start else 1.0,
-            )
+        rounds = math.ceil(episodes / max(1.0, self._number("n_envs", ENVS, "envs")))
+        if end < least < start:
+            # The line to ``end`` is left where it reaches the minimum.
+            rounds = max(1, round(rounds * (start - least) / (start - end)))
+        start, end = max(start, least), max(end, least)
+        self._put(
+            fields,
+            entropy=start,
+            entropy_decay="linear",
+            entropy_decay_steps=rounds,
+            entropy_end_factor=end / start if start else 1.0,
+        )
+
+    def _entropy_per_head(self) -> None:
         per_head = self.fields.get("entropy_coef_per_head")
         if per_head is not None:
             if not isinstance(per_head, dict):
@@ -226,4 +240,4 @@ class _Former:
         length = self.fields.get("max_epochs", self.fields.get("episode_length"))
         for name, why in WITHOUT_EFFECT.items():
             if name in self.fields and not (name == "chunk_length" and self.fields[name] == length):
-                log.info("%s: %s changes nothing: %s", name, shown(self.fields[name]), why)
+                self._pass_over(name, why)
