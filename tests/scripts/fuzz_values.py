@@ -231,7 +231,8 @@ def invalid_values(name: str) -> list[Any]:
         wrong += [1, True, [], ["cpu"], *own]
     else:
         wrong += ["most", "", "PAIRED", 1, True, [], LONG]
-    return wrong if NoneType in options else [None, *wrong]
+    # Null is the default that a file of the prior system has for its task.
+    return wrong if NoneType in options or name == "task" else [None, *wrong]
 
 
 def invalid_texts(name: str) -> list[list[str]]:
