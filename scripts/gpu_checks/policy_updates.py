@@ -5,6 +5,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 
+import torch
 from gym_engine import CPU, ENVS, STEPS, Ours
 from hot_path_workload import wait_for
 from reporting import in_turns
@@ -14,6 +15,12 @@ from gpu_checks.section import Found, rows_table
 
 WARMUPS = 5
 """Updates before the timed ones; a graph is captured in the fourth."""
+KERNELS = {
+    "Adam, fused": {"fused": True},
+    "Adam, foreach": {"foreach": True},
+    "Adam, single tensors": {"foreach": False, "fused": False},
+}
+"""A step of the optimizer by each implementation in torch."""
 
 
 def measure(place: Place) -> Iterator[Row]:
@@ -53,10 +60,21 @@ def measure(place: Place) -> Iterator[Row]:
             "steps a second": STEPS * ENVS / wall,
             "times as fast as sb3-contrib": None if other is None else other[0] / wall,
         }
+    yield from optimizer_steps(place, ours["esper"])
     if place.machine is None:
         with computing(TF32):
             on_cpu = in_turns({"update": Ours(None, CPU).update}, 3)
         yield {"who": "esper on one CPU core", "what": "update", "ms": 1e3 * on_cpu["update"][0]}
+
+
+def optimizer_steps(place: Place, engine: Ours) -> Iterator[Row]:
+    """Yield a row per implementation of Adam: a step on copies of the policy's parameters."""
+    for who, kernels in KERNELS.items():
+        copies = [torch.zeros_like(p).requires_grad_() for p in engine.agent.policy.parameters()]
+        for parameter in copies:
+            parameter.grad = torch.ones_like(parameter)
+        adam = torch.optim.Adam(copies, capturable=True, **kernels)
+        yield {"who": who, "what": "step", "ms": 1e3 * place.seconds(adam.step)}
 
 
 def page(rows: list[Row], found: Found) -> str:
