@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from gym_engine import CPU, ENVS, STEPS, Ours
@@ -15,7 +16,7 @@ from gpu_checks.section import Found, rows_table
 
 WARMUPS = 5
 """Updates before the timed ones; a graph is captured in the fourth."""
-KERNELS = {
+KERNELS: dict[str, dict[str, Any]] = {
     "Adam, fused": {"fused": True},
     "Adam, foreach": {"foreach": True},
     "Adam, single tensors": {"foreach": False, "fused": False},
