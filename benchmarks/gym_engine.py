@@ -25,6 +25,7 @@ SETTINGS = {
     "ppo_epochs": 1,
     "minibatches": 1,
     "target_kl": 1e9,
+    "lr_decay": "none",
     "normalise_observations": False,
 }
 

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 from esper.leyline.config import TrainConfig, unflatten
+from esper.leyline.config.reading import with_horizons
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.ppo import PPOAgent
@@ -69,7 +70,7 @@ def scripted(count: int, seed: int = 3, first: int = 0, **arguments: Any) -> Gym
 
 def config_with(**settings: Any) -> TrainConfig:
     """Settings of a Gymnasium task with a small network."""
-    return unflatten({"gym": "Scripted", "lstm_hidden": 8, "seed": 3, **settings})
+    return with_horizons(unflatten({"gym": "Scripted", "lstm_hidden": 8, "seed": 3, **settings}))
 
 
 def agent_for(environments: GymEnvironments, **settings: Any) -> PPOAgent:

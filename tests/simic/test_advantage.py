@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.advantage import explained_variance, generalised_advantages, leave_one_out
+from esper.simic.advantage import explained_variance, generalised_advantages
+from esper.simic.growth.group_baseline import leave_one_out
 
 
 def f64(value) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,9 +202,10 @@ def test_a_round_is_normalised_with_moments_of_earlier_rounds() -> None:
 
 def test_every_epoch_and_every_update_has_minibatches_of_its_own() -> None:
     agent = agent_with(ppo_epochs=3, minibatches=5)
+    episodes = SimpleNamespace(count=ENVIRONMENTS, counts=None, lengths=None)
     orders = []
     for _ in range(3):
-        drawn = agent._draw_minibatches(ENVIRONMENTS)
+        drawn = agent._draw_minibatches(episodes)
         epochs = torch.cat(drawn).view(3, ENVIRONMENTS)
         assert [sorted(order) for order in epochs.tolist()] == [[*range(ENVIRONMENTS)]] * 3
         orders += [tuple(order) for order in epochs.tolist()]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.simic.graphs import pick_padded
 from esper.simic.gym.collect import collect
 from esper.simic.rollout import segments, split_sequences
 from scripted_gym import agent_for, scripted
@@ -75,7 +76,7 @@ def test_padding_to_powers_of_two_changes_neither_loss_nor_gradients() -> None:
     sequences = agent._prepare_batch(rollout).sequences
     for chosen in torch.randperm(sequences.count).split(3):
         found = []
-        for minibatch in (sequences.pick(chosen), sequences.pick_padded(chosen)):
+        for minibatch in (sequences.pick(chosen), pick_padded(sequences, chosen)):
             loss, metrics = agent._gradients(minibatch)
             gradients = [p.grad.clone() for p in agent.policy.parameters() if p.grad is not None]
             found.append([loss, *gradients, *(metrics[n] for n in ("approx_kl", "ratio_max"))])

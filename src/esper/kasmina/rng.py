@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     GYM_RESET = 8
     NEWBORN = 9
     HELD_OUT = 10
+    CUT_OFF = 11
     SEED_INIT = 1000  # plus the slot index
 
 

@@ -101,22 +101,3 @@ class OlderActor(Protocol[ObservationT]):
             RuntimeError, ValueError, KeyError: the state is that of another network.
         """
         ...
-
-
-def snapshot(actor: PolicyActor[Any]) -> dict[str, Any]:
-    """Copies of an actor's weights and moments, by part."""
-    return {
-        "policy": {name: x.detach().clone() for name, x in actor.policy.state_dict().items()},
-        "moments": {name: part.state() for name, part in actor.moments.parts().items()},
-    }
-
-
-def load_snapshot(actor: PolicyActor[Any], parts: dict[str, Any]) -> None:
-    """Give an actor the weights and moments of which ``snapshot`` made copies.
-
-    Raises:
-        RuntimeError, ValueError, KeyError: they are those of another network.
-    """
-    actor.policy.load_state_dict(parts["policy"])
-    for name, moments in actor.moments.parts().items():
-        moments.load(parts["moments"][name])

@@ -3,7 +3,7 @@
 Generalised advantage estimation (Schulman et al., 2016), or another estimator.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -74,20 +74,6 @@ def step_errors(
     continues = alive if truncated is None else (~(terminated | truncated)).to(values.dtype)
     next_values = torch.cat([values[1:], last_value[None]])
     return rewards + discount * next_values * alive - values, continues
-
-
-def leave_one_out(advantages: Tensor, group_size: int) -> Tensor:
-    """Advantages ``[T, N]`` minus the mean of those of the other environments of the group.
-
-    Raises:
-        ValueError: a group has one environment, or N is not a multiple of its size.
-    """
-    steps, count = advantages.shape
-    if group_size < 2 or count % group_size:
-        raise ValueError(f"groups of {group_size} of {count} environments have no other members")
-    groups = advantages.view(steps, -1, group_size)
-    differences = groups - groups.mean(2, keepdim=True)
-    return (differences * (group_size / (group_size - 1))).view(steps, count)
 
 
 def explained_variance(
@@ -209,39 +195,10 @@ class GeneralisedEstimator:
         return_moments: RunningMoments,
     ) -> Estimates:
         """See ``Estimator.estimate``."""
-        values = return_moments.restore(rollout.values)
-        last_value = return_moments.restore(rollout.last_value)
+        normals = rollout.values, rollout.last_value
+        values, last_value = rollout.with_cut_offs(*map(return_moments.restore, normals))
         rewards, ends = rollout.rewards, rollout.terminated
         estimate = partial(generalised_advantages, rewards, values, last_value, ends, self.discount)
         advantages, targets = estimate(self.trace_decay, rollout.cut_off)
         _, returns = estimate(1.0, rollout.cut_off)
         return Estimates(values, advantages, targets, returns, rollout.log_prob)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedEstimator:
-    """Advantages relative to those of the other environments of a group.
-
-    Environments of a group share the initial host and the data order, and differ in their actions
-    and in the initial weights of their seeds. The others' actions do not depend on an environment's
-    own, so the mean of their advantages is a baseline that does not bias the gradient (Kool et al.,
-    "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
-
-    Attributes:
-        estimator: estimates the advantages before.
-        group_size: environments per group; groups follow one another.
-    """
-
-    estimator: Estimator
-    group_size: int
-
-    def estimate(
-        self,
-        rollout: Rollout[Any],
-        policy: Policy[Any],
-        observation_moments: ObservationMoments[Any],
-        return_moments: RunningMoments,
-    ) -> Estimates:
-        """See ``Estimator.estimate``."""
-        estimates = self.estimator.estimate(rollout, policy, observation_moments, return_moments)
-        return replace(estimates, advantages=leave_one_out(estimates.advantages, self.group_size))

@@ -47,6 +47,7 @@ def ppo_loss(
     clip: Tensor,
     entropy_weight: Tensor,
     value_weight: float | Tensor,
+    critic_weight: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped surrogate loss, squared error of the critic and entropy bonus (equation 9).
 
@@ -63,6 +64,7 @@ def ppo_loss(
         clip: clip range of the importance ratio, a scalar on the device.
         entropy_weight: weight of the entropy bonus, a scalar on the device, or one for each head.
         value_weight: weight of the critic's error.
+        critic_weight: like ``weight``, for the critic's error; ``weight`` if None.
 
     Returns:
         the loss, and its metrics by name, detached: scalars, or ``[heads]`` for the entropy of each
@@ -75,7 +77,7 @@ def ppo_loss(
         old_log_prob,
         advantages,
         targets,
-        weight,
+        (weight, weight if critic_weight is None else critic_weight),
         clip,
         entropy_weight,
         value_weight,
@@ -121,11 +123,12 @@ class _SurrogateLoss(torch.autograd.Function):
         old_log_prob: Tensor,
         advantages: Tensor,
         targets: Tensor,
-        weight: Tensor | None,
+        weights: tuple[Tensor | None, Tensor | None],
         clip: Tensor,
         entropy_weight: Tensor,
         value_weight: float | Tensor,
     ) -> tuple[Tensor, ...]:
+        weight, critic_weight = weights
         log_ratio = log_prob - old_log_prob
         if weight is not None:
             # Log-probs of padding are arbitrary: an overflow there would become NaN in the sums.
@@ -135,7 +138,7 @@ class _SurrogateLoss(torch.autograd.Function):
         clipped_surrogate = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip) * advantages
         error = value - targets
         policy_loss = -weighted_mean(torch.minimum(surrogate, clipped_surrogate), weight)
-        value_loss = 0.5 * weighted_mean(error.square(), weight)
+        value_loss = 0.5 * weighted_mean(error.square(), critic_weight)
         entropy = weighted_mean(head_entropy.sum(-1), weight)
         alike = entropy_weight.ndim == 0
         bonus = entropy_weight * entropy
@@ -150,6 +153,8 @@ class _SurrogateLoss(torch.autograd.Function):
         else:
             steps = torch.as_tensor(share, device=ratio.device)[..., None]
             d_entropy = (-entropy_weight * steps).expand(head_entropy.shape)
+        if critic_weight is not None and critic_weight is not weight:
+            share = critic_weight / critic_weight.sum()
         ctx.save_for_backward(d_log_prob, d_entropy, error * (value_weight * share))
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio
@@ -211,6 +216,7 @@ class CompiledLoss:
             clip,
             entropy_weight,
             value_weight,
+            minibatch.critic_weight,
         )
         if not self.active:
             evaluation = self._policy.evaluate_actions(

@@ -7,33 +7,43 @@ from torch import Tensor
 
 from esper.tamiyo.policy.interface import ObservationT
 
-_EPSILON = 1e-4
 _CLIP = 10.0
+_ROUNDING = 1e-6
+"""Deviation relative to the mean that rounding to float32 may cause."""
 
 
 class RunningMoments:
     """Mean and variance of every column of all rows given to ``update`` so far.
 
     Moments of batches are merged in float64 with the exact formula of Chan, Golub and LeVeque
-    (1979). Before the first update, mean 0 and deviation 1 are used.
+    (1979). Before the first update, the mean is 0.
 
     Args:
         shape: shape of one row.
         device: device of the moments.
         raw_columns: those that ``normalise`` leaves as they are, bool ``[*shape]``; none if None.
+        floor: added to the variance; 0 for quantities in any unit.
+        initial: deviation before the first update; infinite ones make ``normalise`` return 0.
 
     Attributes:
-        deviation: ``sqrt(variance + 1e-4)`` of every column; 1 before the first update.
+        deviation: ``sqrt(variance + floor)`` of every column, or what rounding may cause if that is
+            larger; 1 where a column never changed.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], device: torch.device, raw_columns: Tensor | None = None
+        self,
+        shape: tuple[int, ...],
+        device: torch.device,
+        raw_columns: Tensor | None = None,
+        floor: float = 1e-4,
+        initial: float = 1.0,
     ):
+        self.floor, self.initial = floor, initial
         self.raw_columns = None if raw_columns is None else raw_columns.to(device)
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(shape, dtype=torch.float64, device=device)
         self.squares = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.deviation = torch.ones(shape, dtype=torch.float64, device=device)
+        self.deviation = torch.full(shape, initial, dtype=torch.float64, device=device)
 
     def update(self, rows: Tensor) -> None:
         """Include ``rows [..., *shape]``; a row with a number that is not finite is ignored.
@@ -60,7 +70,11 @@ class RunningMoments:
 
     def _find_deviation(self) -> None:
         variance = self.squares / self.count.clamp(min=1.0)
-        self.deviation.copy_(torch.where(self.count > 0, (variance + _EPSILON).sqrt(), 1.0))
+        deviation = (variance + self.floor).sqrt()
+        if not self.floor:
+            deviation = torch.maximum(deviation, _ROUNDING * self.mean.abs())
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        self.deviation.copy_(torch.where(self.count > 0, deviation, self.initial))
 
     def normalise(self, x: Tensor) -> Tensor:
         """``(x - mean) / deviation`` clipped to +-10, in float32; ``raw_columns`` unchanged.

@@ -28,7 +28,7 @@ from esper.simic.gradients import (
 from esper.simic.loss import CompiledLoss, is_compiler_error, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
-from esper.simic.rollout import Rollout, Sequences, split_sequences
+from esper.simic.rollout import CutOffs, Rollout, Sequences, even_split, split_sequences
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
@@ -56,6 +56,11 @@ class LearningBatch(Generic[ObservationT]):
     weight: Tensor | None
 
 
+Bootstrap = Callable[[Rollout[ObservationT], "PPOAgent[ObservationT]"], CutOffs | None]
+"""Returns the truncated episodes of a rollout, with values by the policy of the learner; before
+the first update, measures the units of observations and rewards."""
+
+
 class PPOAgent(PolicyActor[ObservationT]):
     """Policy, critic, optimizer and normalisers: acts in environments and learns from rollouts.
 
@@ -71,6 +76,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         advantage_floor: advantages are divided by their standard deviation or by this, whichever
             is larger.
         estimator: estimates advantages and value targets; generalised advantages if None.
+        bootstrap: finds truncated episodes and their values; None if there are none.
         older: makes an older copy of this agent that acts in its place; None if it acts itself.
 
     Attributes:
@@ -90,6 +96,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         compile_mode: str = "off",
         advantage_floor: float = ADVANTAGE_FLOOR,
         estimator: Estimator | None = None,
+        bootstrap: Bootstrap[ObservationT] | None = None,
         older: Callable[[PolicyActor[ObservationT]], OlderActor[ObservationT]] | None = None,
     ):
         with torch.random.fork_rng(devices=[]):
@@ -98,8 +105,10 @@ class PPOAgent(PolicyActor[ObservationT]):
         super().__init__(policy, moments, seed, device)
         self.config, self.advantage_floor = config, advantage_floor
         self.estimator = estimator or GeneralisedEstimator.of(config)
+        self.bootstrap = bootstrap
         self.optimizer = PolicyOptimizer(self.policy, device)
-        self.return_moments = RunningMoments((), device)
+        # Who bootstraps has rewards in any unit.
+        self.return_moments = RunningMoments((), device, floor=0.0 if bootstrap else 1e-4)
         self.schedules = Schedules.of(config)
         target = config.lr_adaptive_kl
         self.adaptive = AdaptiveRate(target, device) if target is not None else None
@@ -133,19 +142,22 @@ class PPOAgent(PolicyActor[ObservationT]):
         """
         self._before = _copy(self.state(), self._before)
         self._set_schedules()
-        batch = self._prepare_batch(rollout)
+        batch = later = self._prepare_batch(rollout)
         refusal = stop = self._refuse_inputs(rollout)
-        minibatches = self._draw_minibatches(batch.sequences.count)
+        minibatches = self._draw_minibatches(batch.sequences)
         metrics = []
-        for indices in minibatches:
-            step, stop = self._minibatch_step(self._pick(batch.sequences, indices), stop)
+        for i, indices in enumerate(minibatches):
+            if rollout.cut_offs is not None and i and i == len(minibatches) // 2:
+                later = self._prepare_batch(rollout, batch)
+            step, stop = self._minibatch_step(self._pick(later.sequences, indices), stop)
             metrics.append(step)
         metrics[0] |= {Metric.REFUSED: torch.maximum(metrics[0][Metric.REFUSED], refusal)}
         self._adapt_learning_rate(metrics)
         summary, first_refused = summarise(metrics, self._update_metrics(batch), self.policy.heads)
         self.refusal = None
         if first_refused is not None:
-            minibatch = batch.sequences.pick(minibatches[first_refused])
+            part = later if first_refused >= len(minibatches) // 2 else batch
+            minibatch = part.sequences.pick(minibatches[first_refused])
             tensor = self._first_not_finite(rollout, minibatch)
             self.refusal, self._before = Refusal(tensor, self._before, rollout.state()), {}
         self.updates += 1
@@ -165,20 +177,25 @@ class PPOAgent(PolicyActor[ObservationT]):
         if self.value_weight is not None:
             self.value_weight.fill_(self.config.value_weight_at(update))
 
-    def _prepare_batch(self, rollout: Rollout[ObservationT]) -> LearningBatch[ObservationT]:
-        """Estimate advantages and value targets, normalise them, and form sequences."""
+    def _prepare_batch(
+        self, rollout: Rollout[ObservationT], first: LearningBatch[ObservationT] | None = None
+    ) -> LearningBatch[ObservationT]:
+        """Estimate advantages and value targets, normalise them, and form sequences.
+
+        An update does so twice where episodes were truncated: what the critic has learned of their
+        final observations in its first half is the target of the second. Importance ratios stay
+        relative to the policy before the update, as in the ``first`` batch.
+        """
+        if self.bootstrap is not None:
+            rollout.cut_offs = self.bootstrap(rollout, self)
         estimates = self.estimator.estimate(rollout, self.policy, self.moments, self.return_moments)
         targets = estimates.targets
         weight = None if rollout.valid is None else rollout.valid.to(self.device, targets.dtype)
         advantages = estimates.normalised_advantages(weight, self.advantage_floor)
-        if self.updates == 0 and self.policy.value_layer() is not None:
-            # Unnormalised returns would dominate the actor's gradient in the first update.
-            self.return_moments.update(self._without_resets(targets, rollout))
         observation = self.moments.normalise(rollout.observation)
-        scaled_targets = self.return_moments.scale(targets)
-        sequences = split_sequences(
-            rollout, observation, estimates.old_log_prob, advantages, scaled_targets
-        )
+        scaled_targets = self.return_moments.scale(rollout.with_cut_offs(targets, targets[-1])[0])
+        old_log_prob = (estimates if first is None else first.estimates).old_log_prob
+        sequences = split_sequences(rollout, observation, old_log_prob, advantages, scaled_targets)
         if not sequences.hidden:
             hidden = self.policy.initial_hidden(sequences.count)
             sequences = replace(sequences, hidden=hidden)
@@ -189,15 +206,21 @@ class PPOAgent(PolicyActor[ObservationT]):
         finite = all_finite(rollout.tensors().values()) & self.optimizer.finite()
         return (~finite).float()
 
-    def _draw_minibatches(self, sequences: int) -> list[Tensor]:
+    def _draw_minibatches(self, sequences: Sequences[ObservationT]) -> list[Tensor]:
         """Indices of the sequences of each minibatch, over all epochs, on the CPU.
 
-        The order is drawn from the counter-based generator, keyed by epoch and update.
+        The order is drawn from the counter-based generator, keyed by epoch and update. Minibatches
+        of sequences that differ in length have nearly equal numbers of steps.
         """
-        streams = torch.arange(self.config.ppo_epochs)
-        draws = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, sequences)
-        count = min(self.config.minibatches, sequences)
-        return [part for order in draws.argsort(1) for part in order.tensor_split(count)]
+        streams, count = torch.arange(self.config.ppo_epochs), sequences.count
+        draws = random_bits(self.seed, streams, Purpose.POLICY_SHUFFLE, self.updates, 0, count)
+        parts = self.config.minibatches
+        if sequences.counts is None or sequences.lengths is None:
+            parts = min(parts, count)
+            return [part for order in draws.argsort(1) for part in order.tensor_split(parts)]
+        sizes = sequences.counts.tolist(), sequences.lengths.tolist()
+        orders = draws.argsort(1).tolist()
+        return [part for order in orders for part in even_split(order, *sizes, parts)]
 
     def _pick(self, sequences: Sequences[ObservationT], indices: Tensor) -> Sequences[ObservationT]:
         return sequences.pick(indices)
@@ -244,7 +267,8 @@ class PPOAgent(PolicyActor[ObservationT]):
 
     def _update_moments(self, rollout: Rollout[ObservationT], targets: Tensor) -> None:
         """Update the running moments last, so that rollout and update normalise alike."""
-        self.moments.update(rollout.observation, rollout.valid)
+        if self.updates > 1 or self.bootstrap is None:
+            self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
         if layer is None:
             self.return_moments.update(self._without_resets(targets, rollout))

@@ -4,7 +4,7 @@ Sequences are padded so that the LSTM runs over all of them in one call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import torch
@@ -33,9 +33,11 @@ class Rollout(Generic[ObservationT]):
         valid: bool ``[T, N]`` on the CPU, false where a step only reset an environment; None if
             the steps of every environment are one whole episode.
         lag: mean number of updates by which the weights that acted were behind; None if unknown.
+        cut_offs: truncated episodes; None if there are none.
     """
 
     lag: float | None = None
+    cut_offs: "CutOffs | None" = None
 
     def __init__(self, length: int, first: ObservationT, actions: Tensor):
         def zeros(like: Tensor) -> Tensor:
@@ -61,6 +63,14 @@ class Rollout(Generic[ObservationT]):
     def cut_off(self) -> Tensor | None:
         """``truncated``; None if the steps of every environment are one whole episode."""
         return None if self.valid is None else self.truncated
+
+    def with_cut_offs(self, values: Tensor, last_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Values ``[T, N]`` and ``[N]`` with those of ``cut_offs`` at final observations."""
+        if self.cut_offs is None:
+            return values, last_value
+        cut = self.cut_offs.values
+        both = torch.where(cut.isnan(), torch.cat([values, last_value[None]]), cut)
+        return both[:-1], both[-1]
 
     def tensors(self) -> dict[str, Tensor]:
         """The floating-point tensors by name."""
@@ -113,6 +123,24 @@ class Rollout(Generic[ObservationT]):
 
 
 @dataclass(frozen=True, slots=True)
+class CutOffs:
+    """Truncated episodes of a rollout, see ``simic.gym.cut_offs``.
+
+    Attributes:
+        first, environment, lengths: the windows before their final observations, in which the
+            critic starts with an empty memory, int64 ``[M]`` on the CPU.
+        final: whether a step observes a final observation, bool ``[T, N]`` on the CPU.
+        values: those of final observations, in units of reward, ``[T + 1, N]``; NaN elsewhere.
+    """
+
+    first: Tensor
+    environment: Tensor
+    lengths: Tensor
+    final: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Sequences(Generic[ObservationT]):
     """M sequences, padded to L steps; leading axes ``[L, M]``.
 
@@ -126,6 +154,9 @@ class Sequences(Generic[ObservationT]):
         hidden: recurrent state before each sequence, tensors ``[layers, M, width]``.
         weight: 1 for steps to learn from, 0 in padding; None if there is no padding.
         lengths: steps of each sequence, int64 ``[M]`` on the CPU; None if all have ``L``.
+        critic_weight: ``weight`` for the critic, which learns from final observations and windows
+            too; None if it is the same.
+        counts: steps of each sequence with a ``weight``, int64 ``[M]`` on the CPU; None if all.
     """
 
     observation: ObservationT
@@ -136,6 +167,8 @@ class Sequences(Generic[ObservationT]):
     hidden: RecurrentState
     weight: Tensor | None = None
     lengths: Tensor | None = None
+    critic_weight: Tensor | None = None
+    counts: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -149,30 +182,9 @@ class Sequences(Generic[ObservationT]):
             length = int(self.lengths[indices].max())
         index = moved(indices, self.actions.device)
         lengths = None if self.lengths is None else self.lengths[indices]
-        return self._selection(index, lambda x: x[:length].index_select(1, index), lengths)
+        return self.selection(index, lambda x: x[:length].index_select(1, index), lengths)
 
-    def pick_padded(self, indices: Tensor) -> "Sequences[ObservationT]":
-        """``pick``, padded so that few shapes occur, which CUDA graphs need.
-
-        If sequences differ in length, the length and the number of the chosen ones are rounded up
-        to powers of two, with steps of weight 0.
-        """
-        if self.lengths is None or self.weight is None:
-            return self.pick(indices)
-        length, count = int(self.lengths[indices].max()), len(indices)
-        steps, columns = torch.arange(_power_of_two(length)), torch.arange(_power_of_two(count))
-        inside = (steps < length)[:, None] & (columns < count)
-        device = self.actions.device
-        positions = moved(steps.clamp(max=length - 1), device)
-        index = moved(torch.cat([indices, indices[:1].expand(len(columns) - count)]), device)
-
-        selection = self._selection(
-            index, lambda x: x.index_select(1, index).index_select(0, positions)
-        )
-        assert selection.weight is not None
-        return replace(selection, weight=selection.weight * moved(inside, device))
-
-    def _selection(
+    def selection(
         self, index: Tensor, part: Callable[[Tensor], Tensor], lengths: Tensor | None = None
     ) -> "Sequences[ObservationT]":
         """The sequences ``index``; ``part`` takes them from a tensor ``[T, N, ...]``."""
@@ -186,6 +198,7 @@ class Sequences(Generic[ObservationT]):
             tuple(state.index_select(1, index) for state in self.hidden),
             None if self.weight is None else part(self.weight),
             lengths,
+            None if self.critic_weight is None else part(self.critic_weight),
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -196,7 +209,8 @@ class Sequences(Generic[ObservationT]):
             "advantage": self.advantages,
             "target": self.targets,
         }
-        return tensors if self.weight is None else tensors | {"weight": self.weight}
+        weights = {"weight": self.weight, "critic_weight": self.critic_weight}
+        return tensors | {name: x for name, x in weights.items() if x is not None}
 
     @classmethod
     def from_tensors(
@@ -212,12 +226,8 @@ class Sequences(Generic[ObservationT]):
             tensors["target"],
             hidden,
             tensors.get("weight"),
+            critic_weight=tensors.get("critic_weight"),
         )
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest power of two that is at least ``number``."""
-    return 1 << (number - 1).bit_length()
 
 
 def segments(valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,6 +277,29 @@ def padded(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(inside, first + steps, first), inside
 
 
+def even_split(order: list[int], counts: list[int], lengths: list[int], parts: int) -> list[Tensor]:
+    """Minibatches of sequences with nearly equal numbers of steps, int64 ``[m]`` each.
+
+    The longest sequences come first, in ``order`` among those of nearly equal length, each to the
+    minibatch with the fewest steps. Those from which the critic alone learns follow.
+
+    Args:
+        order: a permutation of the sequences.
+        counts, lengths: steps of each sequence from which the policy learns, and all of them.
+        parts: most minibatches.
+    """
+    parts = min(parts, sum(count > 0 for count in counts))
+    minibatches: list[list[int]] = [[] for _ in range(parts)]
+    for alone in (False, True):
+        indices = [i for i in order if (counts[i] == 0) == alone]
+        loads = [0] * parts
+        for i in sorted(indices, key=lambda i: -lengths[i].bit_length()):
+            lightest = loads.index(min(loads))
+            minibatches[lightest].append(i)
+            loads[lightest] += lengths[i]
+    return [torch.tensor(minibatch) for minibatch in minibatches]
+
+
 def split_sequences(
     rollout: Rollout[ObservationT],
     observation: ObservationT,
@@ -279,7 +312,8 @@ def split_sequences(
     If every environment's steps are one whole episode, that is its sequence. If episodes begin and
     end within the rollout, each piece of an episode becomes one sequence, padded to the
     longest. A piece that begins at step 0 starts from the rollout's recurrent state, the others
-    from zeros.
+    from zeros. Without a recurrent state each step is a sequence. From final observations of
+    truncated episodes, and from the windows before them, the critic alone learns.
 
     Args:
         rollout: the rollout.
@@ -297,12 +331,26 @@ def split_sequences(
             targets,
             rollout.hidden,
         )
-    first, environment, lengths = segments(rollout.valid)
-    positions, inside = padded(first, lengths)
-    device = rollout.actions.device
-    time = moved(positions, device)
-    environment = moved(environment, device)
-    weight = moved(inside, device)
+    device, cut_offs = rollout.actions.device, rollout.cut_offs
+    weight, critic_weight = None, None
+    if not rollout.hidden:
+        positions, environment = (x[None] for x in rollout.valid.nonzero(as_tuple=True))
+        first, lengths, counts = positions[0], None, None
+    else:
+        first, environment, counts = segments(rollout.valid)
+        lengths = counts
+        if cut_offs is not None:
+            after = torch.cat([cut_offs.final, torch.zeros_like(cut_offs.final[:1])])
+            lengths = counts + after[first + counts, environment].long()
+            windows = cut_offs.lengths > 0
+            first = torch.cat([first, cut_offs.first[windows]])
+            environment = torch.cat([environment, cut_offs.environment[windows]])
+            lengths = torch.cat([lengths, cut_offs.lengths[windows]])
+            counts = torch.cat([counts, torch.zeros_like(cut_offs.lengths[windows])])
+        positions, inside = padded(first, lengths)
+        learns = torch.arange(len(positions))[:, None] < counts
+        weight, critic_weight = (moved(x, device).to(advantages.dtype) for x in (learns, inside))
+    time, environment = moved(positions, device), moved(environment, device)
     continues = moved(first == 0, device)[:, None]
 
     def part(x: Tensor) -> Tensor:
@@ -316,6 +364,8 @@ def split_sequences(
         part(advantages),
         part(targets),
         tuple(torch.where(continues, h[:, environment], 0.0) for h in rollout.hidden),
-        weight.to(advantages.dtype),
+        weight,
         lengths,
+        critic_weight,
+        counts,
     )

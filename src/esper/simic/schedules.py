@@ -78,37 +78,21 @@ class Schedules:
     def of(cls, config: LearnerConfig) -> "Schedules":
         """The schedules of the settings; ``DISABLE_VARIABLE`` keeps learning rates constant."""
 
+        def schedule(prefix: str, initial: float, warmup: int = 0) -> Schedule:
+            parts = "decay", "decay_steps", "end_factor", "step_size"
+            decay, steps, end, size = (getattr(config, prefix + part) for part in parts)
+            return Schedule(initial, warmup, decay, _end(steps, decay), end, size)
+
         def rate(initial: float) -> Schedule:
             if switched_on(DISABLE_VARIABLE):
                 return Schedule(initial)
-            return Schedule(
-                initial,
-                warmup_updates(config),
-                config.lr_decay,
-                _end(config.lr_decay_steps, config.lr_decay),
-                config.lr_end_factor,
-                config.lr_step_size,
-            )
+            return schedule("lr_", initial, warmup_updates(config))
 
         return cls(
             policy_rate=rate(config.learning_rate),
             value_rate=rate(config.value_learning_rate or config.learning_rate),
-            entropy=Schedule(
-                config.entropy,
-                0,
-                config.entropy_decay,
-                _end(config.entropy_decay_steps, config.entropy_decay),
-                config.entropy_end_factor,
-                config.entropy_step_size,
-            ),
-            clip=Schedule(
-                config.clip,
-                0,
-                config.clip_decay,
-                _end(config.clip_decay_steps, config.clip_decay),
-                config.clip_end_factor,
-                config.clip_step_size,
-            ),
+            entropy=schedule("entropy_", config.entropy),
+            clip=schedule("clip_", config.clip),
         )
 
 

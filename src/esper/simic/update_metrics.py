@@ -25,7 +25,7 @@ def summarise(
         means over the minibatches (extremes for ratios and flags), and the index of the first
         minibatch that was refused, None if none was.
     """
-    names, missing, table = _table(minibatches, heads)
+    names, missing, table = metrics_table(minibatches, heads)
     extra = torch.stack([value.float() for value in update.values()])
     numbers = torch.cat([table.flatten(), extra]).tolist()
     columns = {name: numbers[i : table.numel() : len(names)] for i, name in enumerate(names)}
@@ -41,23 +41,7 @@ def summarise(
     return summary, refusals.index(1.0) if 1.0 in refusals else None
 
 
-def averages(
-    minibatches: list[tuple[Metrics, float]], heads: tuple[str, ...]
-) -> dict[str, float | None]:
-    """Weighted means of the metrics of minibatches by name; one transfer from the device.
-
-    Args:
-        minibatches: metrics and weight of each minibatch.
-        heads: names of the action heads, for metrics of shape ``[heads]``.
-    """
-    names, missing, table = _table([metrics for metrics, _ in minibatches], heads)
-    table = table.cpu()
-    weights = table.new_tensor([weight for _, weight in minibatches])
-    means = (weights @ table / weights.sum()).tolist()
-    return dict.fromkeys(missing) | dict(zip(names, means, strict=True))
-
-
-def _table(
+def metrics_table(
     minibatches: list[Metrics], heads: tuple[str, ...]
 ) -> tuple[list[str], set[str], Tensor]:
     """Names that all minibatches have, names that one lacks, and the former's values, a row each.

@@ -12,9 +12,9 @@ from esper.leyline.config import unflatten
 from esper.nissa.hub import Hub
 from esper.runtime import plugins
 from esper.runtime.gate import Permission
-from esper.simic.actor import snapshot
 from esper.simic.distributed.remote_actors import ShardProcess
 from esper.simic.distributed.wire import as_arrays, as_tensors
+from esper.simic.impala import snapshot
 from esper.simic.training.actor_specs import actor_specs, data_from_files, joined_rollout
 from esper.simic.training.growth_trainee import GrowthShard, GrowthTrainee
 from esper.simic.training.setup import resolve_tasks

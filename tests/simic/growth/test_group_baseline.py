@@ -9,10 +9,10 @@ from torch import Tensor
 from esper.leyline.config import LearnerConfig, check, unflatten
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import find
-from esper.simic.advantage import GroupedEstimator
 from esper.simic.algorithms.impala import ImpalaConfig
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
+from esper.simic.growth.group_baseline import GroupedEstimator
 from esper.simic.impala import VTraceEstimator
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout

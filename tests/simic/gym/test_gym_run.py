@@ -9,6 +9,7 @@ import torch
 
 from esper.karn.store import read_events
 from esper.leyline.config import unflatten
+from esper.leyline.config.reading import with_horizons
 from esper.leyline.errors import UsageError
 from esper.leyline.events import (
     AnalyticsSnapshot,
@@ -182,7 +183,8 @@ def test_a_number_that_is_not_finite_is_refused_and_replayed(tmp_path: Path, cap
         (r, "observation/features") for r in (1, 2, 3)
     ]
     assert [f.status for f in read_events(run, TrainingFinished)] == ["failed"]
-    trainee = GymTrainee(unflatten({"gym": "CartPole-v1", "lstm_hidden": 8}), torch.device("cpu"))
+    config = with_horizons(unflatten({"gym": "CartPole-v1", "lstm_hidden": 8}))
+    trainee = GymTrainee(config, torch.device("cpu"))
     saved = load_latest(run).parts["policy"]
     assert saved.keys() == trainee.agent.state()["policy"].keys()
     assert all(bool(tensor.isfinite().all()) for tensor in saved.values())

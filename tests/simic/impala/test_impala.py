@@ -48,7 +48,8 @@ def assert_same_step(ppo: PPOAgent, impala: PPOAgent, rollouts: list[Rollout]) -
     batches = [a._prepare_batch(r) for a, r in zip((ppo, impala), rollouts, strict=True)]
     for name in ("old_log_prob", "advantages", "targets"):
         mine, other = (getattr(batch.sequences, name) for batch in batches)
-        inside = slice(None) if batches[0].weight is None else batches[0].sequences.weight > 0
+        weight = batches[0].sequences.weight
+        inside = slice(None) if weight is None else weight > 0
         close(other[inside], mine[inside])
     summaries = [a.update(r) for a, r in zip((ppo, impala), rollouts, strict=True)]
     for name in ("loss", "policy_loss", "value_loss", "entropy", "return_mean", "value_mean"):

@@ -10,6 +10,7 @@ import torch
 from esper.karn.runs import inspect
 from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig, flatten, unflatten
+from esper.leyline.config.reading import with_horizons
 from esper.leyline.errors import UsageError
 from esper.leyline.events import PolicyUpdateCompleted, TrainingStarted, UpdateRefused
 from esper.scripts.entry import run_guarded
@@ -41,7 +42,7 @@ def command(folder: Path, *words: str) -> int:
 
 @pytest.mark.parametrize("settings", [SMALL, GYM], ids=["growth", "gym"])
 def test_a_resumed_run_ends_in_the_same_bits(settings: dict, tmp_path: Path) -> None:
-    settings = {**settings, "lag": 2, "learning_rate": 1e-2}
+    settings = {**settings, "lag": 2, "learning_rate": 1e-2, "lr_decay_steps": 5}
     whole = train_impala(rounds=5, telemetry_dir=str(tmp_path / "whole"), **settings)
     cut = train_impala(rounds=3, telemetry_dir=str(tmp_path / "cut"), **settings)
     assert len(load_latest(cut.path).parts["lagged_actor"]) == 3
@@ -124,7 +125,8 @@ def test_a_usage_error_is_one_line_and_writes_nothing(
 def test_a_run_that_ended_in_its_first_round_with_actors_begins_anew_without() -> None:
     """The actors have told nothing of the environments yet."""
     fresh, resumed = (
-        GymTrainee(unflatten({**GYM, "algorithm": "impala"}), torch.device("cpu")) for _ in "ab"
+        GymTrainee(with_horizons(unflatten({**GYM, "algorithm": "impala"})), torch.device("cpu"))
+        for _ in "ab"
     )
     resumed.restore(fresh.agent.state())
     assert torch.equal(
@@ -179,6 +181,7 @@ def test_a_file_of_settings_of_a_run_starts_another(tmp_path: Path) -> None:
 def test_a_run_is_resumed_by_its_own_command_with_its_own_lag(tmp_path: Path, capsys) -> None:
     impala = train_impala(rounds=1, telemetry_dir=str(tmp_path / "a"), lag=1, **GYM).path
     ppo = train_ppo_vectorized(rounds=1, telemetry_dir=str(tmp_path / "b"), **GYM).path
+    capsys.readouterr()
     for run, wrong, right in ((impala, "ppo", "impala"), (ppo, "impala", "ppo")):
         before = sorted(run.rglob("*"))
         said = refusal(capsys, esper, "train", wrong, "--resume", str(run), "--rounds", "2")

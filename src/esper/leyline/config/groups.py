@@ -170,14 +170,16 @@ class LearnerConfig:
     lr_warmup_steps: int = setting(0, Range(0, 10_000_000))
     """Length of the linear warmup of the learning rate, in updates; give either this or
     lr_warmup_frac."""
-    lr_decay: Literal["none", "linear", "cosine", "step"] = "none"
+    lr_decay: Literal["none", "linear", "cosine", "step"] = setting(
+        "none", defaults={"gym": "linear"}
+    )
     """Decay of the learning rate after the warmup. ESPER_DISABLE_LR_SCHEDULE=1 keeps the rate
     constant."""
     lr_decay_steps: int | None = setting(None, up_to(10_000_000))
     """Update at which the learning rate reaches its final value, counted from the start of the run.
     By default the --rounds with which the run is started; a run that is extended later keeps its
     schedule."""
-    lr_end_factor: float = setting(0.1, SHARE)
+    lr_end_factor: float = setting(0.1, SHARE, defaults={"gym": 0.01})
     """Final learning rate as a fraction of the initial one."""
     lr_step_size: int = setting(10, up_to(10_000_000))
     """Updates between two reductions with --lr-decay step."""

@@ -71,6 +71,8 @@ def unflatten(settings: dict[str, Any], base: TrainConfig | None = None) -> Trai
     complete = _with(base or TrainConfig(), values)
     kinds, gym = _kinds(complete), complete.gymnasium.gym
     if base is None:
+        if values.get("lr_adaptive_kl") is not None:
+            values = {"lr_decay": "none"} | values  # it takes the place of the default schedule
         complete = _with(defaults_of(*kinds), values)
     elif (base.gymnasium.gym is None) != (gym is None):
         raise UsageError(

@@ -7,13 +7,14 @@ call: inputs are copied into buffers and outputs out of them.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.transfer import moved
 from esper.leyline.errors import first_line
 from esper.leyline.metrics import Metric
 from esper.simic.actor import PolicyActor
@@ -219,7 +220,7 @@ class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
         self._missing: set[str] = set()
 
     def _pick(self, sequences: Sequences[ObservationT], indices: Tensor) -> Sequences[ObservationT]:
-        return sequences.pick_padded(indices)
+        return pick_padded(sequences, indices)
 
     def _minibatch_step(
         self, minibatch: Sequences[ObservationT], stop: Tensor
@@ -234,6 +235,36 @@ class CapturedAgent(CapturedActor[ObservationT], PPOAgent[ObservationT]):
         metrics, _ = super()._minibatch_step(minibatch, inputs["before"])
         self._missing = {name for name, value in metrics.items() if value is None}
         return {name: value for name, value in metrics.items() if value is not None}
+
+
+def pick_padded(sequences: Sequences[ObservationT], indices: Tensor) -> Sequences[ObservationT]:
+    """``Sequences.pick``, padded so that few shapes occur, because each is recorded.
+
+    If sequences differ in length, the length and the number of the chosen ones are rounded up to
+    powers of two, with steps of weight 0.
+    """
+    if sequences.lengths is None:
+        return sequences.pick(indices)
+    length, count = int(sequences.lengths[indices].max()), len(indices)
+    steps, columns = torch.arange(_power_of_two(length)), torch.arange(_power_of_two(count))
+    device = sequences.actions.device
+    inside = moved((steps < length)[:, None] & (columns < count), device)
+    positions = moved(steps.clamp(max=length - 1), device)
+    index = moved(torch.cat([indices, indices[:1].expand(len(columns) - count)]), device)
+
+    def part(x: Tensor) -> Tensor:
+        return x.index_select(1, index).index_select(0, positions)
+
+    selection = sequences.selection(index, part)
+    assert selection.weight is not None
+    assert selection.critic_weight is not None
+    weights = selection.weight * inside, selection.critic_weight * inside
+    return replace(selection, weight=weights[0], critic_weight=weights[1])
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest power of two that is at least ``number``."""
+    return 1 << (number - 1).bit_length()
 
 
 def agent_class(device: torch.device, compile_mode: str) -> type[PPOAgent[Any]]:

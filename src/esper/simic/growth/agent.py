@@ -10,8 +10,9 @@ from torch import Tensor
 from esper.leyline.config import LearnerConfig
 from esper.leyline.config.setting import assignments
 from esper.leyline.errors import UsageError, first_line
-from esper.simic.advantage import GeneralisedEstimator, GroupedEstimator
+from esper.simic.advantage import GeneralisedEstimator
 from esper.simic.graphs import agent_class
+from esper.simic.growth.group_baseline import GroupedEstimator
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.factored_lstm import FactoredLSTM

@@ -1,5 +1,6 @@
 """The learner of a Gymnasium task."""
 
+import math
 from dataclasses import asdict
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from esper.leyline.config import TrainConfig
 from esper.simic.graphs import agent_class
+from esper.simic.gym.cut_offs import bootstrap
 from esper.simic.gym.vector_environment import Shape
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
@@ -23,7 +25,7 @@ class FlatMoments:
     """
 
     def __init__(self, width: int, device: torch.device, active: bool):
-        self.features = RunningMoments((width,), device)
+        self.features = RunningMoments((width,), device, floor=0.0, initial=math.inf)
         self.active = active
 
     def normalise(self, observation: FlatObservation) -> FlatObservation:
@@ -47,7 +49,7 @@ class FlatMoments:
         return {"features": self.features}
 
 
-SMALLEST_DEVIATION = 1e-8
+SMALLEST_DEVIATION = 1e-30
 """Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
 
 
@@ -84,6 +86,7 @@ def gym_agent(
         moments,
         compile_mode,
         advantage_floor=SMALLEST_DEVIATION,
+        bootstrap=bootstrap,
         **config.algorithm.learner_arguments(config.learner),
     )
     agent.shape = asdict(shape)

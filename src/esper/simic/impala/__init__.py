@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.kasmina.transfer import moved
 from esper.leyline.metrics import Metric
-from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.actor import PolicyActor
 from esper.simic.advantage import Estimates, generalised_advantages, step_errors
 from esper.simic.loss import approximate_kl, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
@@ -199,8 +199,8 @@ class VTraceEstimator:
         return_moments: RunningMoments,
     ) -> Estimates:
         """See ``Estimator.estimate``."""
-        log_prob, normals, last = reevaluate(policy, observation_moments, rollout)
-        values, last_value = return_moments.restore(normals), return_moments.restore(last)
+        log_prob, *normals = reevaluate(policy, observation_moments, rollout)
+        values, last_value = rollout.with_cut_offs(*map(return_moments.restore, normals))
         log_ratio = log_prob - rollout.log_prob
         weight = None
         if rollout.valid is not None:
@@ -268,3 +268,22 @@ class LaggedActor(Generic[ObservationT]):
         oldest, *waiting = (state[str(i)] for i in range(len(state)))
         load_snapshot(self.actor, oldest)
         self._waiting = deque(copy.deepcopy(waiting))
+
+
+def snapshot(actor: PolicyActor[Any]) -> dict[str, Any]:
+    """Copies of an actor's weights and moments, by part."""
+    return {
+        "policy": {name: x.detach().clone() for name, x in actor.policy.state_dict().items()},
+        "moments": {name: part.state() for name, part in actor.moments.parts().items()},
+    }
+
+
+def load_snapshot(actor: PolicyActor[Any], parts: dict[str, Any]) -> None:
+    """Give an actor the weights and moments of which ``snapshot`` made copies.
+
+    Raises:
+        RuntimeError, ValueError, KeyError: they are those of another network.
+    """
+    actor.policy.load_state_dict(parts["policy"])
+    for name, moments in actor.moments.parts().items():
+        moments.load(parts["moments"][name])

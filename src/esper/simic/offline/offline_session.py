@@ -22,7 +22,7 @@ from esper.simic.offline.recorded_data import RecordedData
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.run.run_process import RunProcess, StopRequest
 from esper.simic.trainer import Batch, Trainer
-from esper.simic.update_metrics import averages
+from esper.simic.update_metrics import Metrics, metrics_table
 
 HELD_OUT = {
     Metric.POLICY_LOSS: Metric.HELD_OUT_POLICY_LOSS,
@@ -204,3 +204,19 @@ class OfflineSession(RunProcess):
 def _steps(batch: Batch) -> float:
     """Number of recorded steps in a batch on the CPU."""
     return float(batch.weight.sum())
+
+
+def averages(
+    minibatches: list[tuple[Metrics, float]], heads: tuple[str, ...]
+) -> dict[str, float | None]:
+    """Weighted means of the metrics of minibatches by name; one transfer from the device.
+
+    Args:
+        minibatches: metrics and weight of each minibatch.
+        heads: names of the action heads, for metrics of shape ``[heads]``.
+    """
+    names, missing, table = metrics_table([metrics for metrics, _ in minibatches], heads)
+    table = table.cpu()
+    weights = table.new_tensor([weight for _, weight in minibatches])
+    means = (weights @ table / weights.sum()).tolist()
+    return dict.fromkeys(missing) | dict(zip(names, means, strict=True))

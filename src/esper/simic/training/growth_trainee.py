@@ -18,7 +18,6 @@ from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.nissa.hub import Hub
 from esper.runtime.tasks import Task
-from esper.simic.actor import load_snapshot, snapshot
 from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.distributed.wire import element, stack
@@ -27,6 +26,7 @@ from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.layout import GrowthLayout, merge
 from esper.simic.growth.step import Step, StepReport
+from esper.simic.impala import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.records.record_columns import RoundRecord
 from esper.simic.rollout import Rollout

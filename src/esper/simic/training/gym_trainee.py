@@ -17,13 +17,14 @@ from esper.leyline.config import TrainConfig, shown, unflatten
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.events import GymEpisodes, numbers
 from esper.nissa.hub import Hub
-from esper.simic.actor import PolicyActor, load_snapshot, snapshot
+from esper.simic.actor import PolicyActor
 from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect
 from esper.simic.gym.memory_tasks import register
 from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
+from esper.simic.impala import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.simic.training.actor_specs import ActorSpec, actor_specs, concatenation, joined_rollout

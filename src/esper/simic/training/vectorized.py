@@ -199,10 +199,10 @@ def run_training(
     with stop.listening(), closing(trainee):
         fingerprint = machine_fingerprint(device, trainee.config, trainee.backend_name)
         announce_switches()
+        directory, done = _open(trainee, resume, fingerprint)
         if learns_by_acting(policy):
             for line in schedule_ends(config.learner):
                 notice(line)
-        directory, done = _open(trainee, resume, fingerprint)
         output = trainee.config.output
         session = Session(
             directory=directory,

@@ -1,0 +1,95 @@
+"""Truncated episodes: from which values they are bootstrapped, and what the critic learns.
+
+What would follow a truncated episode is never observed, and a memory that counts the steps has
+never been trained on what it holds at its end. So the value of a final observation is that of a
+window of the episode: the memory starts empty at a step drawn at random, and sees the rest. At such
+lengths it is trained: on the windows of all truncated episodes, with the targets of their steps,
+and on the beginnings of all episodes. The value with the whole memory learns it as its target.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.rng import Purpose, random_bits
+from esper.kasmina.transfer import moved
+from esper.simic.advantage import generalised_advantages
+from esper.simic.impala import reevaluate
+from esper.simic.ppo import PPOAgent
+from esper.simic.rollout import CutOffs, Rollout, padded, segments
+from esper.tamiyo.policy.interface import full_precision
+
+
+def bootstrap(rollout: Rollout[Any], agent: PPOAgent[Any]) -> CutOffs | None:
+    """See ``simic.ppo.Bootstrap``; in an update the windows stay the same."""
+    if agent.updates == 0 and not agent.return_moments.count:
+        measure_units(rollout, agent)
+    cut = rollout.cut_offs or windows(rollout, agent.seed, agent.updates)
+    return cut and replace(cut, values=values_of(rollout, cut, agent))
+
+
+def windows(rollout: Rollout[Any], seed: int, update: int) -> CutOffs | None:
+    """The truncated episodes of a rollout, without values; None if there are none.
+
+    Args:
+        rollout: of a Gymnasium task.
+        seed: seed of the run, from which the beginnings of windows are drawn.
+        update: number of the update.
+    """
+    assert rollout.valid is not None
+    first, environment, lengths = segments(rollout.valid)
+    end = first + lengths
+    cut = rollout.truncated.cpu()[end - 1, environment]
+    if not cut.any():
+        return None
+    first, environment, end = first[cut], environment[cut], end[cut]
+    final = torch.zeros(len(rollout.valid) + 1, rollout.valid.shape[1], dtype=torch.bool)
+    final[end, environment] = True
+    values = torch.full(final.shape, float("nan"), device=rollout.actions.device)
+    begin = end
+    if rollout.hidden:
+        draws = random_bits(seed, torch.arange(1), Purpose.CUT_OFF, update, 0, len(end))[0]
+        begin = first + 1 + draws % (end - first)
+    return CutOffs(begin, environment, end - begin, final[:-1], values)
+
+
+def measure_units(rollout: Rollout[Any], agent: PPOAgent[Any]) -> None:
+    """Begin the moments with the first rollout, and evaluate it with them.
+
+    It was acted without observations, as nothing is known of their units before. The policy that
+    acted and the one that is to learn from it are therefore both nearly uniform.
+    """
+    assert rollout.valid is not None
+    agent.moments.update(rollout.observation, rollout.valid)
+    zeros = torch.zeros_like(rollout.values)
+    ends = rollout.terminated, agent.config.discount, 1.0, rollout.truncated
+    _, returns = generalised_advantages(rollout.rewards, zeros, zeros[0], *ends)
+    valid = moved(rollout.valid, returns.device)
+    agent.return_moments.update(torch.where(valid, returns, float("nan")))
+    evaluation = reevaluate(agent.policy, agent.moments, rollout)
+    rollout.log_prob, rollout.values, rollout.last_value = evaluation
+
+
+@torch.no_grad()
+def values_of(rollout: Rollout[Any], cut: CutOffs, agent: PPOAgent[Any]) -> Tensor:
+    """``CutOffs.values`` by the policy of ``agent``."""
+    assert rollout.last_observation is not None
+    device, policy = rollout.actions.device, agent.policy
+    index, _ = padded(cut.first, cut.lengths + 1)
+    time, environment = moved(index, device), moved(cut.environment, device)
+    last, observations = rollout.last_observation.tensors(), rollout.observation.tensors()
+    tensors = {
+        name: torch.cat([x, last[name][None].to(device)])[time, environment]
+        for name, x in observations.items()
+    }
+    observation = agent.moments.normalise(type(rollout.observation).from_tensors(tensors))
+    actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, environment]
+    hidden = policy.initial_hidden(len(cut.first))
+    with full_precision(device):
+        normals = policy.evaluate_actions(observation, actions, hidden).value
+    end, row = moved(cut.first + cut.lengths, device), moved(cut.lengths, device)
+    values = torch.full_like(cut.values, float("nan"))
+    values[end, environment] = agent.return_moments.restore(normals).gather(0, row[None])[0]
+    return values
