@@ -27,6 +27,7 @@ from esper.runtime.tasks import SUITES, TASKS
 from esper.scripts.flags import read_flags
 from esper.scripts.grow import GrowArguments
 from esper.scripts.main import COMMANDS
+from esper.scripts.play import PlayArguments
 from esper.scripts.policies import PoliciesArguments
 from esper.scripts.query import QueryArguments
 from esper.scripts.replay import ReplayArguments
@@ -49,6 +50,7 @@ ARGUMENTS: dict[str, type] = {
     **{f"train {name}": flags for name, flags in flags_of_commands().items()},
     "evaluate": EvaluateArguments,
     "grow": GrowArguments,
+    "play": PlayArguments,
     "policies": PoliciesArguments,
     "sanctum": SanctumArguments,
     "report": ReportArguments,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         load_grown,
         strip,
     )
+    from esper.simic.tools.gym_policy import load_policy
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "check",
     "grow",
     "load_grown",
+    "load_policy",
     "strip",
 ]
 
@@ -41,7 +43,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}{_namesake(name)}")
     # Imported when it is first used: torch takes seconds.
-    value = getattr(import_module("esper.own_models"), name)
+    home = "esper.simic.tools.gym_policy" if name == "load_policy" else "esper.own_models"
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -21,9 +21,10 @@ AUDIT = ROOT / "tests" / "scripts" / "code_audit.py"
 SOURCE = ROOT / "src"
 COMMANDS = {
     *("scripts/grow_model.py", "scripts/grow_task.py", "scripts/tasks.py", "scripts/train.py"),
+    "scripts/play.py",
     "esper_lab/evaluate.py",
 }
-PYTHON_INTERFACE = {"simic/training/vectorized.py"}
+PYTHON_INTERFACE = {"simic/tools/gym_policy.py", "simic/training/vectorized.py"}
 ACTORS = {"simic/training/actor_specs.py"}
 """They execute what the learner was permitted to."""
 EXECUTING = {

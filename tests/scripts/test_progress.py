@@ -18,7 +18,7 @@ from esper.scripts import grown_files, progress_lines, replay, watched
 from esper.scripts.main import COMMANDS, LIVE, esper
 from esper.scripts.progress import LiveProgress, print_summary
 from esper.simic.training.replay import ReplayResult
-from esper.simic.training.vectorized import run_training
+from esper.simic.training.vectorized import run_training, train_ppo_vectorized
 from own_modules import SOURCE
 from small_runs import SMALL
 
@@ -77,6 +77,7 @@ RUN = {
     "train ppo": [*FLAGS, "--rounds", "2", "--record", "--name", "run"],
     "train imitation": ["--records", "runs/run", "--epochs", "2", "--threads", "1"],
     "train offline": ["--records", "runs/run", "--epochs", "2", "--threads", "1"],
+    "play": ["runs/cart", "--episodes", "2"],
     "grow --model": ["mine.py", "--policy", "never", "--epochs", "2", "--out", "out"],
     "grow --task": ["digits_shift", "--policy", "rule", "--out", "grown.pt2"],
     "report": ["runs/run", "-o", "report.html"],
@@ -109,6 +110,8 @@ def test_every_command_says_what_it_does(tmp_path: Path, monkeypatch, capsys) ->
     monkeypatch.setattr(replay, "replay_file", lambda _: ReplayResult(1, "loss", "loss"))
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(SOURCE)
+    small = {"envs": 2, "rollout_steps": 8, "lstm_hidden": 8, "rounds": 1, "name": "cart"}
+    train_ppo_vectorized(gym="CartPole-v1", telemetry_dir="runs", **small)
     for command, arguments in RUN.items():
         begun.clear()
         assert esper([*command.split(), *arguments]) == 0, command

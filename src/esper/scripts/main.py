@@ -13,12 +13,13 @@ OF_LABORATORY = ("evaluate",)
 """Commands that the laboratory offers."""
 LIVE = "sanctum"
 """The command that shows everything itself."""
-TELLS = ("train", "evaluate", "grow")
+TELLS = ("train", "evaluate", "play", "grow")
 """Commands whose output tells what they do; the output of others is the result alone."""
 
 COMMANDS = {
     "train": "Train a growth policy by acting or from records, or run one that does not learn.",
     "evaluate": "Measure a policy against controls on fresh hosts.",
+    "play": "Play a Gymnasium task with the policy of a run.",
     "grow": "Grow one network with a policy and export it.",
     "policies": "List the policies that come with Esper, with their cards.",
     "sanctum": "Watch a run on the terminal, live or finished.",

@@ -40,6 +40,7 @@ _GYM_ROWS = (
     ("return", "episode_return", ".2f"),
     ("length", "episode_length", ".1f"),
     ("episodes per round", "episodes", ".1f"),
+    ("evaluation", "evaluation", ".2f"),
     _SPEED,
 )
 _EPOCH_ROWS = (
@@ -189,7 +190,10 @@ def _verdict(rounds: list[AnySummary]) -> Verdict | None:
 def _outcome(summary: AnySummary) -> str:
     """The outcome of a round in a few words."""
     if isinstance(summary, GymSummary):
-        return f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
+        text = f"return {summary.episode_return:.2f}  length {summary.episode_length:.1f}"
+        if math.isnan(summary.evaluation):
+            return text
+        return f"{text}  evaluation {summary.evaluation:.2f}"
     return (
         f"gain {summary.gain:+.1f} points  validation difference {summary.validation_gain:+.1f}  "
         f"fossilised {summary.fossilised:.2f}"

@@ -144,6 +144,16 @@ class GymConfig:
     cost."""
     normalise_observations: bool = setting(True, only="gym")
     """Whether to normalise Box observations by their running mean and variance."""
+    evaluate_every: int = setting(10, Range(0, 10_000_000), only="gym", on_resume=True, main=True)
+    """Rounds between evaluations: the most probable actions in fresh episodes. The checkpoint of
+    the best one is kept beside the latest. 0 for none."""
+    evaluation_episodes: int = setting(10, up_to(10_000), only="gym")
+    """Episodes of an evaluation."""
+    stop_at: float | None = setting(None, only="gym", on_resume=True)
+    """Mean return of an evaluation at which the run ends."""
+    episode_limit: int = setting(30_000, up_to(10_000_000), only="gym")
+    """Steps after which an episode is truncated. A checkpoint holds the actions of the current
+    episodes, and resuming repeats them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

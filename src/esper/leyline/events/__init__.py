@@ -332,6 +332,17 @@ class GymEpisodes(RoundEvent, tag="GYM_EPISODES"):
     """Whether the episode terminated; false if it was truncated."""
 
 
+class GymEvaluation(RoundEvent, tag="GYM_EVALUATION"):
+    """Fresh episodes of a Gymnasium task with the most probable actions, after the update."""
+
+    episodes: int
+    """Number of episodes."""
+    episode_return: Number
+    """Mean return of the episodes."""
+    best: bool
+    """Whether no earlier evaluation was better; its checkpoint is kept."""
+
+
 class PPOUpdateCompleted(RoundEvent, tag="PPO_UPDATE_COMPLETED"):
     """One update of the policy by PPO.
 
@@ -530,6 +541,7 @@ _LEAST: dict[type[Event], str] = {
     EpisodeOutcome: "minimal",
     CounterfactualMatrixComputed: "normal",
     GymEpisodes: "minimal",
+    GymEvaluation: "minimal",
     PPOUpdateCompleted: "minimal",
     PolicyUpdateCompleted: "minimal",
     UpdateRefused: "minimal",

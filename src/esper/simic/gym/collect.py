@@ -80,7 +80,7 @@ def collect(
 def play(
     actor: PolicyActor[FlatObservation], environments: GymEnvironments, greedy: bool = True
 ) -> list[Episode]:
-    """Play one episode of every environment; the actor's recurrent state is restored afterwards.
+    """Play one episode of every environment with an actor's policy; the actor stays as it is.
 
     Args:
         actor: the actor.
@@ -90,20 +90,19 @@ def play(
     Returns:
         the first episode of each environment.
     """
-    state = actor.hidden, actor.greedy
-    actor.greedy = greedy
+    player = PolicyActor(actor.policy, actor.moments, actor.seed, actor.device)
+    player.greedy = greedy
     environments.reset()
-    actor.begin(torch.arange(environments.count, device=actor.device), 0)
+    player.begin(environments.identities.to(actor.device), 0)
     first: dict[int, Episode] = {}
     step = 0
     with actor.policy.frozen_weights():
         while len(first) < environments.count:
-            actions, _, _ = actor.act(environments.observation.to(actor.device), step)
+            actions, _, _ = player.act(environments.observation.to(actor.device), step)
             over = torch.from_numpy(environments.over.copy())
             environments.step(actions.cpu().numpy())
-            actor.reset_state(over.to(actor.device))
+            player.reset_state(over.to(actor.device))
             for episode in environments.ended:
                 first.setdefault(episode.environment, episode)
             step += 1
-    actor.hidden, actor.greedy = state
-    return [first[i] for i in range(environments.count)]
+    return [first[i] for i in environments.identities.tolist()]

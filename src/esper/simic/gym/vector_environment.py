@@ -190,6 +190,7 @@ class GymEnvironments:
         environments: environments of one task, not yet reset.
         seed: seed of the run.
         first: identity of the first environment; those of the others follow.
+        limit: steps after which an episode is truncated.
 
     Attributes:
         shape: sizes of a policy that acts in them.
@@ -206,8 +207,10 @@ class GymEnvironments:
         UsageError: Esper does not support a space.
     """
 
-    def __init__(self, environments: list[Env[Any, Any]], seed: int, first: int = 0):
-        self.environments, self.seed = environments, seed
+    def __init__(
+        self, environments: list[Env[Any, Any]], seed: int, first: int = 0, limit: int = 10**9
+    ):
+        self.environments, self.seed, self.limit = environments, seed, limit
         self.identities = torch.arange(first, first + len(environments))
         self.shape, self.actions = shape_of(environments[0]), actions_of(environments[0])
         self._space = environments[0].observation_space
@@ -264,6 +267,7 @@ class GymEnvironments:
     def _advance(self, i: int, choice: list[int], action: Any) -> None:
         observation, reward, terminated, truncated, info = self.environments[i].step(action)
         self._history[i].append(choice)
+        truncated = truncated or len(self._history[i]) >= self.limit
         self.reward[i] = reward
         self._returns[i] += float(reward)
         self.terminated[i], self.truncated[i] = terminated, truncated

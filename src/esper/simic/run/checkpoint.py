@@ -44,6 +44,8 @@ _LARGEST_MANIFEST = 2**24
 """Bytes above which a file is no manifest of Esper's and is not read."""
 _MODULES = ("torch", "torch._utils", "collections")
 """Modules that the pickled part of a file may name."""
+BEST = "best-"
+"""Begin of the name of the checkpoint with the best evaluation."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -111,10 +113,12 @@ def save(
     keep: int,
     identity: Identity,
     features: FeatureNames | None = None,
+    best: bool = False,
 ) -> Path:
     """Write the checkpoint of a round, then remove all but the latest ``keep``.
 
-    ``features`` are those that the policy observes, None for one of a Gymnasium task.
+    ``features`` are those that the policy observes, None for one of a Gymnasium task. With
+    ``best`` it takes the place of the best checkpoint instead, which is never resumed.
 
     Raises:
         OSError: the checkpoint could not be written or does not read back as written; earlier
@@ -125,7 +129,7 @@ def save(
         folder.mkdir()
         sync(run)
     _remove(folder.glob(".draft-*"))
-    target = folder / f"{round_number:06d}"
+    target = folder / f"{BEST if best else ''}{round_number:06d}"
     draft = folder / f".draft-{round_number:06d}"
     try:
         draft.mkdir()
@@ -135,8 +139,16 @@ def save(
     finally:
         _remove([draft])
     sync(folder)
-    _prune(run, round_number, keep)
+    if best:
+        _remove(path for path in folder.glob(f"{BEST}*") if path != target)
+    else:
+        _prune(run, round_number, keep)
     return target
+
+
+def best_checkpoint(run: Path) -> Path | None:
+    """The folder of the best checkpoint of a run; None if nothing was evaluated."""
+    return max((run / "checkpoints").glob(f"{BEST}*"), default=None)
 
 
 def load_latest(run: Path) -> Checkpoint:
@@ -275,7 +287,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         UnusableRun: another version of Esper wrote it.
     """
     manifest, files = _contents(path)
-    if manifest.round != int(path.name):
+    if manifest.round != int(path.name.removeprefix(BEST)):
         raise CorruptCheckpoint(f"its manifest is that of round {manifest.round}")
     parts = {Path(name).stem: _tensors(name, content) for name, content in files.items()}
     fields = {name: getattr(manifest, name) for name in _Manifest.__struct_fields__}

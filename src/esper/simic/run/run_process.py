@@ -130,18 +130,19 @@ class RunProcess:
         events_bytes: int,
         keep: int,
         features: FeatureNames | None,
+        best: bool = False,
     ) -> bool:
         """Save a checkpoint; whether that worked. If not, one line says so and earlier ones stay.
 
         Args:
             unit: what ``number`` counts, ``round`` or ``epoch``.
-            number, parts, events_bytes, keep, features: see ``checkpoint.save``.
+            number, parts, events_bytes, keep, features, best: see ``checkpoint.save``.
         """
         run = self.directory.path
         try:
             if self.directory.events.exists():
                 sync(self.directory.events)
-            path = save(run, number, parts, events_bytes, keep, self.identity, features)
+            path = save(run, number, parts, events_bytes, keep, self.identity, features, best)
         except OSError as error:
             notice(
                 f"warning: checkpoint: {unit} {number} was not saved ({error.strerror}); "

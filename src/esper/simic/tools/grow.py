@@ -139,7 +139,7 @@ class GrowingPolicy:
             raise _about_policy(error) from error
         if settings.gymnasium.gym is not None:
             raise UsageError(
-                f"policy: {name} was trained on {settings.gymnasium.gym}; give a growth run"
+                f"policy: {name} was trained on {settings.gymnasium.gym}; esper play measures it"
             )
         plugins.load_all(settings, permission, str(run))
         try:

@@ -15,13 +15,14 @@ from torch import Tensor
 from esper.kasmina.transfer import CPU
 from esper.leyline.config import TrainConfig, shown, unflatten
 from esper.leyline.errors import UsageError, first_line
-from esper.leyline.events import GymEpisodes, numbers
+from esper.leyline.events import GymEpisodes, GymEvaluation, numbers
+from esper.leyline.events import number as number_of
 from esper.nissa.hub import Hub
 from esper.simic.actor import PolicyActor
 from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.gym.agent import gym_agent
-from esper.simic.gym.collect import GymStep, collect
+from esper.simic.gym.collect import GymStep, collect, play
 from esper.simic.gym.memory_tasks import register
 from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
 from esper.simic.impala import load_snapshot, snapshot
@@ -33,6 +34,8 @@ from esper.simic.training.trainee import AnyStep, Trainee
 from esper.tamiyo.policy.recurrent import FlatObservation
 from esper.tolaria.precision import Precision
 
+EVALUATION = 2**20
+"""Identity of the first environment of an evaluation: beyond those of any training."""
 State = dict[str, dict[str, Tensor]]
 """State of environments and of the policy's memory of them, as in a checkpoint."""
 
@@ -48,6 +51,7 @@ class GymSummary:
         episode_length: mean length of these episodes in steps; NaN if no episode ended.
         steps_per_second: environment steps per second, including the update.
         metrics: metrics of the update.
+        evaluation: mean return of the evaluation after the update; NaN without one.
     """
 
     round: int
@@ -56,6 +60,7 @@ class GymSummary:
     episode_length: float
     steps_per_second: float
     metrics: dict[str, float | None]
+    evaluation: float = math.nan
 
 
 class GymRounds(Trainee):
@@ -79,6 +84,8 @@ class GymRounds(Trainee):
         self.precision = Precision(device.type)
         self._episodes: list[Episode] = []
         self._boundary: State = {}
+        self._evaluator: GymEnvironments | None = None
+        self._highest = torch.tensor(-math.inf, dtype=torch.float64)
 
     @property
     def steps(self) -> int:
@@ -113,6 +120,7 @@ class GymRounds(Trainee):
             )
         )
         self._boundary = self.state()
+        evaluation = self._evaluate(hub, number)
         return GymSummary(
             number,
             len(episodes),
@@ -120,7 +128,33 @@ class GymRounds(Trainee):
             fmean(lengths) if episodes else math.nan,
             steps_per_second,
             metrics,
+            evaluation,
         )
+
+    def _evaluate(self, hub: Hub, number: int) -> float:
+        """Evaluate the policy where that is due; returns the mean return, else NaN."""
+        settings = self.config.gymnasium
+        self.best = False
+        if not settings.evaluate_every or number % settings.evaluate_every:
+            return math.nan
+        count = settings.evaluation_episodes
+        if self._evaluator is None:
+            self._evaluator = made_environments(self.config, EVALUATION, EVALUATION + count)
+        actor = PolicyActor(self.agent.policy, self.agent.moments, 0, self.agent.device)
+        mean = fmean(episode.episode_return for episode in play(actor, self._evaluator))
+        self.best = mean > float(self._highest)
+        self._highest = self._highest.clamp(min=mean)
+        self.solved = settings.stop_at is not None and mean >= settings.stop_at
+        hub.emit(
+            GymEvaluation(
+                time=time.time(),
+                round=number,
+                episodes=count,
+                episode_return=number_of(mean),
+                best=self.best,
+            )
+        )
+        return mean
 
     @abstractmethod
     def state(self) -> State:
@@ -140,7 +174,7 @@ class GymRounds(Trainee):
         Environments and recurrent state are those at the end of the last round, even if the next
         round has begun. The learner changes only between rounds.
         """
-        return self._boundary
+        return {**self._boundary, "evaluation": {"highest": self._highest}}
 
     def restore_environments(self, parts: dict[str, dict[str, Any]]) -> None:
         """See ``Trainee.restore_environments``."""
@@ -156,6 +190,12 @@ class GymRounds(Trainee):
                 f"resume: the checkpoint belongs to another task ({reason})"
             ) from error
         self._boundary = self.state()
+        self._highest = parts.get("evaluation", {}).get("highest", self._highest)
+
+    def close(self) -> None:
+        """See ``Trainee.close``."""
+        if self._evaluator is not None:
+            self._evaluator.close()
 
 
 class GymTrainee(GymRounds):
@@ -197,6 +237,7 @@ class GymTrainee(GymRounds):
 
     def close(self) -> None:
         """See ``Trainee.close``."""
+        super().close()
         self.environments.close()
 
 
@@ -283,6 +324,7 @@ class RemoteGymTrainee(GymRounds):
 
     def close(self) -> None:
         """See ``Trainee.close``."""
+        super().close()
         self.actors.close()
 
 
@@ -320,7 +362,8 @@ def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironme
     assert name is not None
     register()
     environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
-    return GymEnvironments(environments, config.world.seed, begin)
+    limit = config.gymnasium.episode_limit
+    return GymEnvironments(environments, config.world.seed, begin, limit)
 
 
 def build_gym_agent(

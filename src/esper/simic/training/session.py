@@ -117,12 +117,16 @@ class Session(RunProcess):
                     self.stop.check()
                     summaries.append(self._round(number))
                     self.done = number
-                    if number % every == 0 or number == total:
+                    if self.trainee.best:
+                        self._save_best()
+                    if number % every == 0 or number == total or self.trainee.solved:
                         self._save()
                     # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MAX_REFUSALS:
                         raise _Refusal
+                    if self.trainee.solved:
+                        break
             except StopRequest:
                 self.interrupt()
                 # Incomplete rollouts are discarded: weights are those of the last complete round.
@@ -249,6 +253,11 @@ class Session(RunProcess):
             f"warning: the update of round {index} was refused: {tensor} is not finite "
             f"({precision}); {advice}"
         )
+
+    def _save_best(self) -> None:
+        """Save the last complete round as the best one."""
+        parts, keep = self.trainee.parts(), self.config.output.keep_checkpoints
+        self.save_checkpoint("round", self.done, parts, self.events_bytes, keep, None, best=True)
 
     def _save(self) -> None:
         """Save a checkpoint of the last complete round, unless it has one.

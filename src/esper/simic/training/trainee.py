@@ -30,6 +30,8 @@ class Trainee(ABC):
         backend_name: backend of the environments.
         precision: precision of the environments' arithmetic.
         operation_threads: CPU threads per operation.
+        best: whether the last round is the best that was evaluated, and its policy is kept.
+        solved: whether the last round reached the return at which the run ends.
     """
 
     config: TrainConfig
@@ -38,6 +40,8 @@ class Trainee(ABC):
     backend_name: str
     precision: Precision
     operation_threads: int = 1
+    best: bool = False
+    solved: bool = False
 
     @property
     def data_digests(self) -> dict[str, str]:

@@ -1,0 +1,159 @@
+"""A policy that was learned on a Gymnasium task: loaded from its run, acting, and played.
+
+``load_policy`` is public as ``esper.load_policy``.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.leyline.config import TrainConfig
+from esper.leyline.errors import UsageError, first_line
+from esper.runtime import plugins
+from esper.runtime.gate import Permission
+from esper.simic.actor import PolicyActor
+from esper.simic.gym.collect import play
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, features_of
+from esper.simic.run.checkpoint import (
+    Checkpoint,
+    CorruptCheckpoint,
+    best_checkpoint,
+    load_checkpoint,
+    load_latest,
+    restore_agent,
+)
+from esper.simic.run.run_directory import stored_config
+from esper.simic.run.unusable_run import UnusableRun
+from esper.simic.training.gym_trainee import EVALUATION, build_gym_agent, made_environments
+from esper.tamiyo.policy.interface import RecurrentState
+from esper.tamiyo.policy.recurrent import FlatObservation
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class GymPolicy:
+    """A learned policy of a Gymnasium task, with everything between raw observations and actions.
+
+    Attributes:
+        config: settings of its run.
+        round: round of its checkpoint.
+        actor: network and normalisation.
+        example: an environment of the task, whose spaces tell how to convert.
+    """
+
+    config: TrainConfig
+    round: int
+    actor: PolicyActor[FlatObservation]
+    example: GymEnvironments
+
+    def act(
+        self,
+        observation: Any,
+        state: RecurrentState | None = None,
+        mask: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Any, RecurrentState]:
+        """Choose an action, or one for each observation of a batch.
+
+        Args:
+            observation: as ``reset`` and ``step`` of the environment return it, or a batch with one
+                more leading axis.
+            state: what the call before returned; None at the begin of episodes. Without memory it
+                is empty.
+            mask: ``info["action_mask"]``, a list of them for a batch; None if all actions are
+                legal.
+            generator: draws the action by its probability; None takes the most probable one.
+
+        Returns:
+            the action as ``step`` takes it, a list of actions for a batch; and the state.
+
+        Raises:
+            ValueError: the observation, the state or the mask has another shape.
+        """
+        space, example = self.example.environments[0].observation_space, self.example
+        batch = np.ndim(observation) > len(space.shape or ())
+        observations = list(observation) if batch else [observation]
+        features = np.stack([features_of(space, each) for each in observations])
+        if features.shape != (len(observations), example.shape.inputs):
+            raise ValueError(f"observation has shape {np.shape(observation)}, not {space.shape}")
+        masks = np.zeros((len(observations), *example.observation.masks.shape[1:]), np.bool_)
+        legal_actions = mask if batch and mask is not None else [mask] * len(masks)
+        for rows, legal in zip(masks, legal_actions, strict=True):
+            example.actions.write_mask(legal, rows)
+        seen = FlatObservation(torch.from_numpy(features).float(), torch.from_numpy(masks))
+        hidden = self.actor.policy.initial_hidden(len(masks)) if state is None else state
+        if any(part.shape[1] != len(masks) for part in hidden):
+            raise ValueError(f"state belongs to {hidden[0].shape[1]} episodes, not {len(masks)}")
+        noise = None
+        if generator is not None:
+            noise = torch.rand(masks.shape, generator=generator)
+        normal = self.actor.moments.normalise(seen)
+        choices, _, _, hidden = self.actor.policy.act(normal, hidden, noise)
+        actions = example.actions.of(choices.numpy())
+        return (list(actions) if batch else actions[0]), hidden
+
+    def play(self, episodes: int, greedy: bool = True) -> list[Episode]:
+        """Play fresh episodes of the task, whose seeds no training has.
+
+        Args:
+            episodes: number of episodes, each in an environment of its own.
+            greedy: whether to take the most probable action rather than draw one.
+        """
+        environments = made_environments(self.config, EVALUATION, EVALUATION + episodes)
+        try:
+            return play(self.actor, environments, greedy)
+        finally:
+            environments.close()
+
+
+def load_policy(run: str | Path, *, latest: bool = False, trust: bool = False) -> GymPolicy:
+    """Load the policy of a run on a Gymnasium task.
+
+    For example ``policy = esper.load_policy("runs/...-CartPole-v1")``, then
+    ``action, state = policy.act(observation, state)``.
+
+    Args:
+        run: the run directory.
+        latest: whether to load the latest checkpoint rather than the one with the best evaluation.
+        trust: whether plugins that the run names may be executed.
+
+    Raises:
+        UsageError: there is no such run, it trained no Gymnasium task, or it has no intact
+            checkpoint.
+    """
+    return gym_policy(Path(run), latest, Permission(trust=trust))
+
+
+def gym_policy(run: Path, latest: bool, permission: Permission) -> GymPolicy:
+    """See ``load_policy``; ``permission`` is that for plugins, and for the module of an id."""
+    try:
+        config, _ = stored_config(run)
+        if config.gymnasium.gym is None:
+            raise UsageError(
+                f"run: {run} trained no Gymnasium task; measure it with esper evaluate --policy"
+            )
+        checkpoint = _checkpoint(run, latest)
+    except UnusableRun as error:
+        raise UsageError(f"run: {error.reason}") from error
+    plugins.load_all(config, permission, str(run))
+    example = made_environments(config, EVALUATION, EVALUATION + 1)
+    agent = build_gym_agent(config, example.shape, CPU)
+    restore_agent(agent, checkpoint.parts)
+    actor = PolicyActor(agent.policy, agent.moments, config.world.seed, CPU)
+    return GymPolicy(config, checkpoint.round, actor, example)
+
+
+def _checkpoint(run: Path, latest: bool) -> Checkpoint:
+    best = None if latest else best_checkpoint(run)
+    if best is None:
+        return load_latest(run)
+    try:
+        return load_checkpoint(best)
+    except (CorruptCheckpoint, OSError) as error:
+        raise UsageError(
+            f"run: {best} is corrupt ({first_line(error)}); give --latest for another checkpoint"
+        ) from error
