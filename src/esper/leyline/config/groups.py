@@ -95,7 +95,7 @@ class WorldConfig(EpisodeRules):
         30,
         up_to(10_000_000),
         aliases=("episodes", "n_episodes"),
-        defaults={"gym": 100, "heuristic": 1},
+        defaults={"gym": 50, "heuristic": 1},
         on_resume=True,
         main=True,
     )
@@ -135,7 +135,7 @@ class GymConfig:
     gym_args: tuple[str, ...] = setting((), only="gym")
     """Arguments of the environment, each as NAME=VALUE with the value in JSON, such as
     length=32."""
-    rollout_steps: int = setting(128, up_to(100_000), only="gym", main=True)
+    rollout_steps: int = setting(256, up_to(100_000), only="gym", main=True)
     """Steps per environment between two updates, which is the length of a round."""
     memory: Literal["lstm", "none"] = setting("lstm", only="gym")
     """Memory of the policy; with none, the policy sees only the current observation."""
@@ -200,7 +200,7 @@ class LearnerConfig:
         4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}, main=True
     )
     """Passes over the rollout of each round."""
-    minibatches: int = setting(4, up_to(1_000_000), main=True)
+    minibatches: int = setting(4, up_to(1_000_000), defaults={"gym": 8}, main=True)
     """Minibatches per pass, each a set of whole sequences: episodes, or for a Gymnasium task the
     part of each episode within the rollout."""
     clip: float = setting(0.2, POSITIVE, aliases=("clip_ratio",))
