@@ -36,4 +36,9 @@ class MaskedToy(gymnasium.Env):
         return self.symbols.copy(), {"action_mask": tuple(legal)}
 
 
-gymnasium.register("test/MaskedToy-v0", MaskedToy)
+def masked_toy(**arguments: Any) -> MaskedToy:
+    """Make the task."""
+    return MaskedToy(**arguments)
+
+
+gymnasium.register("test/MaskedToy-v0", masked_toy)
