@@ -1,5 +1,7 @@
 """Spaces as tensors, masks, restoring of episodes, and the tasks that require memory."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from gymnasium import spaces
 
 from esper.leyline.errors import UsageError
 from esper.simic.gym import memory_tasks as tasks
+from esper.simic.gym.agent import FlatMoments
 from esper.simic.gym.vector_environment import (
     Actions,
     GymEnvironments,
@@ -16,6 +19,7 @@ from esper.simic.gym.vector_environment import (
     make,
     shape_of,
 )
+from esper.tamiyo.policy.recurrent import FlatObservation
 from scripted_gym import OPTIONS, Scripted, scripted
 
 tasks.register()
@@ -51,6 +55,56 @@ def test_observations_become_flat_features(space, observation, expected) -> None
     assert shape.measured == isinstance(space, spaces.Box)
 
 
+def test_composite_observations_are_flattened_as_gymnasium_does() -> None:
+    """Only what a Box holds is normalised."""
+    box = spaces.Box(-9.0, 9.0, (2,), np.float32)
+    inner = spaces.Tuple((spaces.MultiBinary(2), box))
+    space = spaces.Dict({"b": inner, "a": spaces.Discrete(3), "c": box})
+    space.seed(7)
+    shape = shape_of(Shown(space, TWO))
+    assert (shape.inputs, shape.measured, shape.raw) == (9, True, ((0, 3), (3, 5)))
+    observations = [space.sample() for _ in range(50)]
+    rows = np.stack([features_of(space, observation) for observation in observations])
+    for row, observation in zip(rows, observations, strict=True):
+        assert np.array_equal(row, spaces.flatten(space, observation))
+    moments = FlatMoments(shape.inputs, torch.device("cpu"), True, shape.raw)
+    seen = FlatObservation(torch.from_numpy(rows).float(), torch.ones(50, 1, 2, dtype=torch.bool))
+    moments.update(seen, None)
+    normal = moments.normalise(seen).features.numpy()
+    assert np.array_equal(normal[:, :5], rows[:, :5])
+    np.testing.assert_allclose(normal[:, 5:].mean(0), 0.0, atol=1e-5)
+    np.testing.assert_allclose(normal[:, 5:].std(0), 1.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        ((np.zeros((2, 2)), 1.0, False, {}), "returned 4 values, not observation, reward"),
+        (None, "returned 1 values"),
+        ((np.zeros(3), 1.0, False, False, {}), r"observes shape \(3,\), which is not Box"),
+        (("text", 1.0, False, False, {}), "environment 0 "),
+        (RuntimeError("no\nluck"), "raised RuntimeError: no, after 2 steps of an episode"),
+    ],
+)
+def test_a_fault_of_an_environment_is_one_line(result, says) -> None:
+    environment = Scripted(masked=False, shortest=7)
+    environments = GymEnvironments([environment], 1)
+    environments.reset()
+    for _ in range(2):
+        environments.step(np.zeros((1, 2), np.int64))
+
+    def broken(action):
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    environment.step = broken
+    with pytest.raises(UsageError, match="gym: environment 0 ") as fault:
+        environments.step(np.zeros((1, 2), np.int64))
+    assert re.search(says, str(fault.value))
+    assert "\n" not in str(fault.value)
+
+
 @pytest.mark.parametrize(
     ("space", "options", "choices", "expected"),
     [
@@ -59,6 +113,8 @@ def test_observations_become_flat_features(space, observation, expected) -> None
         (spaces.MultiDiscrete([2, 3]), (2, 3), [1, 2], [1, 2]),
         (spaces.MultiDiscrete([2, 2], start=[5, 1]), (2, 2), [0, 1], [5, 2]),
         (spaces.MultiDiscrete([[2, 3], [4, 5]]), (2, 3, 4, 5), [1, 2, 3, 4], [[1, 2], [3, 4]]),
+        (spaces.MultiBinary(3), (2, 2, 2), [1, 0, 1], [1, 0, 1]),
+        (spaces.MultiBinary((2, 1)), (2, 2), [0, 1], [[0], [1]]),
     ],
 )
 def test_choices_become_actions_of_the_space(space, options, choices, expected) -> None:
@@ -72,14 +128,16 @@ def test_choices_become_actions_of_the_space(space, options, choices, expected) 
 @pytest.mark.parametrize(
     ("seen", "done", "says"),
     [
-        (spaces.Dict({"a": TWO}), TWO, r"gym: observations of Shown are Dict\('a'.*wrap"),
-        (spaces.Tuple((TWO, TWO)), TWO, r"observations of Shown are Tuple"),
-        (spaces.MultiBinary(3), TWO, r"observations of Shown are MultiBinary"),
+        (
+            spaces.Dict({"a": spaces.Text(4)}),
+            TWO,
+            r"gym: observations of Shown are Dict\('a'.*wrap",
+        ),
+        (spaces.Tuple((TWO, spaces.Sequence(TWO))), TWO, r"observations of Shown are Tuple"),
         (spaces.Text(4), TWO, r"observations of Shown are Text"),
         (spaces.Box(0, 1, (0,)), TWO, r"are 0 numbers"),
         (spaces.Box(0, 1, (2000, 2000)), TWO, r"are 4000000 numbers"),
-        (TWO, spaces.Box(0, 1, (2,)), r"gym: actions of Shown are Box.*Discrete or MultiDiscrete"),
-        (TWO, spaces.MultiBinary(3), r"actions of Shown are MultiBinary"),
+        (TWO, spaces.Box(0, 1, (2,)), r"gym: actions of Shown are Box.*Discrete, MultiDiscrete"),
         (TWO, spaces.Dict({"a": TWO}), r"actions of Shown are Dict"),
     ],
 )

@@ -1,6 +1,7 @@
 """The learner of a Gymnasium task."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import torch
@@ -21,11 +22,22 @@ class FlatMoments:
     Args:
         width: number of features of an observation.
         device: device of the moments.
-        active: whether features are normalised; one-hot features should not be.
+        active: whether features are normalised.
+        raw: columns that stay as they are, see ``Shape.raw``.
     """
 
-    def __init__(self, width: int, device: torch.device, active: bool):
-        self.features = RunningMoments((width,), device, floor=0.0, initial=math.inf)
+    def __init__(
+        self,
+        width: int,
+        device: torch.device,
+        active: bool,
+        raw: Iterable[tuple[int, int]] = (),
+    ):
+        columns = torch.zeros(width, dtype=torch.bool)
+        for begin, end in raw:
+            columns[begin:end] = True
+        raw_columns = columns if columns.any() else None
+        self.features = RunningMoments((width,), device, raw_columns, 0.0, math.inf)
         self.active = active
 
     def normalise(self, observation: FlatObservation) -> FlatObservation:
@@ -77,7 +89,7 @@ def gym_agent(
         return policy
 
     normalise = shape.measured and config.gymnasium.normalise_observations
-    moments = FlatMoments(shape.inputs, device, normalise)
+    moments = FlatMoments(shape.inputs, device, normalise, shape.raw)
     agent: PPOAgent[FlatObservation] = agent_class(device, compile_mode)(
         config.learner,
         config.world.seed,

@@ -7,9 +7,10 @@ environment and the episode number. An environment is therefore saved as its epi
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import gymnasium
@@ -19,7 +20,7 @@ from gymnasium import Env, spaces
 from numpy.typing import NDArray
 
 from esper.kasmina.rng import Purpose, random_bits
-from esper.leyline.errors import UsageError, suggestion
+from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
 from esper.tamiyo.policy.recurrent import FlatObservation
@@ -30,6 +31,8 @@ Integers = NDArray[np.int64]
 
 MAX_FEATURES = 1_000_000
 MAX_OPTIONS = 100_000
+RESULT = ("observation", "reward", "terminated", "truncated", "info")
+"""What ``step`` of an environment returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,21 @@ class Shape:
     Attributes:
         inputs: number of features of an observation.
         options: number of options of each head.
-        measured: whether features are quantities, which are normalised, rather than one-hot.
+        measured: whether some features are quantities, which are normalised.
+        raw: first column of other features and the one after their last, in pairs.
     """
 
     inputs: int
     options: tuple[int, ...]
     measured: bool
+    raw: tuple[tuple[int, int], ...] = ()
 
 
 def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
-    """An observation as flat features: the values of a Box, else one-hot encoded."""
+    """An observation as flat features: values of a Box, bits, one-hot options, one after another.
+
+    Dict, Tuple and their parts are flattened as Gymnasium does.
+    """
     if isinstance(space, spaces.Box):
         return np.asarray(observation).reshape(-1)
     return np.asarray(spaces.flatten(space, observation))
@@ -124,22 +132,38 @@ def shape_of(env: Env[Any, Any]) -> Shape:
         UsageError: Esper does not support one of the spaces, or it is too large.
     """
     space = env.observation_space
-    if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
-        raise _refusal(env, "observations", space, "Box, Discrete or MultiDiscrete")
+    parts = list(_parts_of(space))
+    if None in parts:
+        kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
+        raise _refusal(env, "observations", space, kinds)
     width = spaces.flatdim(space)
     if not 1 <= width <= MAX_FEATURES:
         raise UsageError(
             f"gym: observations of {_name(env)} are {width} numbers; Esper takes 1 to "
             f"{MAX_FEATURES}"
         )
-    return Shape(width, actions_of(env).options, isinstance(space, spaces.Box))
+    ends = np.cumsum([0, *map(spaces.flatdim, parts)]).tolist()
+    boxes = [isinstance(part, spaces.Box) for part in parts]
+    raw = [pair for pair, box in zip(pairwise(ends), boxes, strict=True) if not box]
+    return Shape(width, actions_of(env).options, any(boxes), tuple(raw))
+
+
+def _parts_of(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any] | None]:
+    """The spaces of which a space is made, in the order of its features; None for another kind."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        nested = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        for part in nested:
+            yield from _parts_of(part)
+        return
+    flat = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    yield space if isinstance(space, flat) else None
 
 
 def actions_of(env: Env[Any, Any]) -> Actions:
     """The conversion of choices to actions of ``env``.
 
     Raises:
-        UsageError: the space is not a Discrete or MultiDiscrete, or is too large.
+        UsageError: the space is not a Discrete, MultiDiscrete or MultiBinary, or is too large.
     """
     space = env.action_space
     if isinstance(space, spaces.Discrete):
@@ -147,10 +171,13 @@ def actions_of(env: Env[Any, Any]) -> Actions:
     elif isinstance(space, spaces.MultiDiscrete):
         options, starts = (tuple(x.reshape(-1).tolist()) for x in (space.nvec, space.start))
         actions = Actions(options, starts, space.shape)
+    elif isinstance(space, spaces.MultiBinary):
+        bits = int(np.prod(space.shape))
+        actions = Actions((2,) * bits, (0,) * bits, space.shape)
     else:
         actions = Actions((), (), None)
     if not 0 < sum(actions.options) <= MAX_OPTIONS:
-        kinds = f"Discrete or MultiDiscrete with at most {MAX_OPTIONS} options"
+        kinds = f"Discrete, MultiDiscrete or MultiBinary with at most {MAX_OPTIONS} options"
         raise _refusal(env, "actions", space, kinds)
     return actions
 
@@ -265,7 +292,15 @@ class GymEnvironments:
         self._store(i, observation, info)
 
     def _advance(self, i: int, choice: list[int], action: Any) -> None:
-        observation, reward, terminated, truncated, info = self.environments[i].step(action)
+        try:
+            result = self.environments[i].step(action)
+        except Exception as error:
+            name = type(error).__name__
+            raise self._fault(i, f"raised {name}: {first_line(error)}") from error
+        if not isinstance(result, tuple) or len(result) != len(RESULT):
+            count = len(result) if isinstance(result, tuple) else 1
+            raise self._fault(i, f"returned {count} values, not {', '.join(RESULT)}")
+        observation, reward, terminated, truncated, info = result
         self._history[i].append(choice)
         truncated = truncated or len(self._history[i]) >= self.limit
         self.reward[i] = reward
@@ -289,7 +324,14 @@ class GymEnvironments:
         Raises:
             UsageError: the mask is invalid.
         """
-        self._features[i] = features_of(self._space, observation)
+        try:
+            features = features_of(self._space, observation)
+        except Exception as error:
+            raise self._fault(i, f"does not observe {self._space}: {first_line(error)}") from error
+        if features.shape != self._features[i].shape:
+            shape = np.shape(observation)
+            raise self._fault(i, f"observes shape {shape}, which is not {self._space}")
+        self._features[i] = features
         over = self.terminated[i] or self.truncated[i]
         # No action is chosen in a final state, where some environments allow no option at all.
         mask = None if over else info.get("action_mask")
@@ -297,6 +339,10 @@ class GymEnvironments:
             self.actions.write_mask(mask, self._masks[i])
         except (ValueError, TypeError) as error:
             raise UsageError(f"gym: action_mask of environment {i} {error}") from error
+
+    def _fault(self, i: int, what: str) -> UsageError:
+        step = len(self._history[i])
+        return UsageError(f"gym: environment {i} {what}, after {step} steps of an episode")
 
     # --- state --------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class GymPolicy:
 
         Args:
             observation: as ``reset`` and ``step`` of the environment return it, or a batch with one
-                more leading axis.
+                more leading axis; of Dict and Tuple a list.
             state: what the call before returned; None at the begin of episodes. Without memory it
                 is empty.
             mask: ``info["action_mask"]``, a list of them for a batch; None if all actions are
@@ -75,7 +75,10 @@ class GymPolicy:
             ValueError: the observation, the state or the mask has another shape.
         """
         space, example = self.example.environments[0].observation_space, self.example
-        batch = np.ndim(observation) > len(space.shape or ())
+        if space.shape is None:  # Dict and Tuple
+            batch = isinstance(observation, list)
+        else:
+            batch = np.ndim(observation) > len(space.shape)
         observations = list(observation) if batch else [observation]
         features = np.stack([features_of(space, each) for each in observations])
         if features.shape != (len(observations), example.shape.inputs):
