@@ -1,5 +1,8 @@
 """The policy of a Gymnasium task in use: the best checkpoint, ``esper play``, ``load_policy``."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +159,98 @@ def test_the_command_prints_the_returns(tmp_path: Path, capsys) -> None:
     assert f"lowest {min(returns):.2f}, highest {max(returns):.2f}" in text
     assert command(["play", str(run), "--episodes", "1", "--no-greedy", "--latest", "--trust"]) == 0
     assert "over 1 episodes, drawn actions" in capsys.readouterr().out
+
+
+ALONE = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        assert name.partition(".")[0] not in ("esper", "esper_lab", "esper_growth"), name
+
+sys.meta_path.insert(0, Refusal())
+import json
+import gymnasium, numpy as np, torch
+
+if sys.argv[2] != "CartPole-v1":
+    exec(compile(sys.argv[4], "task", "exec"))
+step, returns = torch.export.load(sys.argv[1]).module(), []
+width, sizes = int(sys.argv[5]), json.loads(sys.argv[6])
+for seed in json.loads(sys.argv[7]):
+    environment = gymnasium.make(sys.argv[2])
+    observation, info = environment.reset(seed=seed)
+    state, total, over = [torch.zeros(1, 1, width) for _ in range(2 if width else 0)], 0.0, False
+    while not over:
+        mask = torch.zeros(1, len(sizes), max(sizes), dtype=torch.bool)
+        for i, size in enumerate(sizes):
+            legal = info["action_mask"][i] if "action_mask" in info else np.ones(size)
+            mask[0, i, :size] = torch.from_numpy(np.asarray(legal) > 0)
+        flat = torch.tensor(np.ravel(observation), dtype=torch.float64)[None]
+        actions, *state = step(flat, mask, *state)
+        action = actions[0].numpy() if len(sizes) > 1 else int(actions[0, 0])
+        observation, reward, terminated, truncated, info = environment.step(action)
+        total, over = total + float(reward), terminated or truncated
+    returns.append(total)
+print(json.dumps(returns))
+"""
+MASKED = '''
+class Masked(gymnasium.Env):
+    """Normal observations; a mask of MultiDiscrete actions; the reward depends on both."""
+
+    observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2, 2), np.float64)
+    action_space = gymnasium.spaces.MultiDiscrete([3, 2], start=[1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 12
+        return self.see()
+
+    def step(self, action):
+        assert all(m[a - s] for m, a, s in zip(self.legal, action, (1, 0)))
+        self.left -= 1
+        reward = float(self.seen[0, 0] * action[0] + self.seen[1, 1] * action[1])
+        seen, info = self.see()
+        return seen, reward, self.left == 0, False, info
+
+    def see(self):
+        self.seen = self.np_random.normal(size=(2, 2))
+        self.legal = [self.np_random.random(n) < 0.5 for n in (3, 2)]
+        for mask in self.legal:
+            mask[self.np_random.integers(len(mask))] = True
+        return self.seen, {"action_mask": tuple(m.astype(np.int8) for m in self.legal)}
+
+
+gymnasium.register("test/Masked-v0", lambda: Masked())
+'''
+
+
+@pytest.mark.parametrize(
+    ("gym", "memory"),
+    [("CartPole-v1", "lstm"), ("test/Masked-v0", "lstm"), ("test/Masked-v0", "none")],
+)
+def test_the_exported_file_plays_the_same_episodes_without_esper(
+    gym: str, memory: str, tmp_path: Path, capsys
+) -> None:
+    """In a process that refuses to import Esper: every return of 100 episodes."""
+    file, out = tmp_path / "tasks_of_mine.py", tmp_path / "policy.pt2"
+    file.write_text(f"import gymnasium\nimport numpy as np\n{MASKED}")
+    plugins = () if gym == "CartPole-v1" else (str(file),)
+    run = train(tmp_path / "runs", gym=gym, plugin=plugins, rounds=2, memory=memory)
+    assert command(["play", str(run), "--episodes", "2", "--trust", "--out", str(out)]) == 0
+    assert f"wrote {out}" in capsys.readouterr().out
+    policy, episodes = esper.load_policy(run, trust=True), 100
+    identities = torch.arange(EVALUATION, EVALUATION + episodes)
+    seed = policy.config.world.seed
+    seeds = random_bits(seed, identities, Purpose.GYM_RESET, 0, 0, 1)[:, 0].tolist()
+    width = 8 if memory == "lstm" else 0
+    sizes = [2] if gym == "CartPole-v1" else [3, 2]
+    words = [str(out), gym, "-", MASKED, str(width), str(sizes), str(seeds)]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [episode.episode_return for episode in policy.play(episodes)]
+    assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-9)
 
 
 def test_what_cannot_be_played_is_one_line(tmp_path: Path, capsys) -> None:

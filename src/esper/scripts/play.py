@@ -4,11 +4,18 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 from esper.leyline.config.setting import Range, setting
+from esper.leyline.disk import replace_synced
+from esper.leyline.errors import UsageError
 from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
 from esper.scripts.flags import parse
+from esper.scripts.grow import check_writable
+
+if TYPE_CHECKING:
+    from esper.simic.tools.gym_policy import GymPolicy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +33,9 @@ class PlayArguments:
     """Whether to take the most probable action; if not, actions are drawn as in training."""
     latest: bool = False
     """Whether to play the latest checkpoint rather than the one with the best evaluation."""
+    out: Path | None = None
+    """A .pt2 file to write: a step of the policy, normalisation and memory included, which runs
+    with torch alone."""
     plugin: tuple[str, ...] = ()
     """Python files that register the environment."""
     gym: str | None = None
@@ -41,6 +51,8 @@ Z = 1.96
 def play(arguments: list[str]) -> int:
     """Play a Gymnasium task with the policy of a run."""
     flags = parse(PlayArguments, "esper play", arguments)
+    if flags.out is not None:
+        check_writable("out", flags.out, ".pt2")
     from esper.simic.tools.gym_policy import gym_policy
 
     permission = Permission(flags.plugin, flags.gym, flags.trust)
@@ -59,5 +71,26 @@ def play(arguments: list[str]) -> int:
         f"lowest {min(returns):.2f}, highest {max(returns):.2f}, "
         f"mean length {fmean(episode.length for episode in episodes):.1f} steps"
     )
+    if flags.out is not None:
+        _write(flags.out, policy)
     print(f"policy of round {policy.round}/{policy.config.world.rounds} of {flags.run}")
     return 0
+
+
+def _write(path: Path, policy: "GymPolicy") -> None:
+    """Export a step of the policy to a file, and say what it takes and gives."""
+    from esper.tolaria.export import pt2_bytes
+
+    content = pt2_bytes(policy.export())
+    try:
+        replace_synced(path, content)
+    except OSError as error:
+        raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
+    heads, widest = policy.example.observation.masks.shape[1:]
+    states = policy.actor.policy.initial_hidden(1)
+    state = f", state {len(states)} x [1, N, {states[0].shape[-1]}]" if states else ""
+    print(
+        f"wrote {path} ({len(content) / 1000:.0f} kB): takes observation [N, "
+        f"{policy.shape.inputs}] (float64, flat), mask [N, {heads}, {widest}] (bool){state}; "
+        f"gives actions [N, {heads}]{' and the state' if states else ''}"
+    )

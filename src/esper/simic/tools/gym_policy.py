@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError, first_line
@@ -16,7 +18,7 @@ from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.simic.actor import PolicyActor
 from esper.simic.gym.collect import play
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, features_of
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, features_of
 from esper.simic.run.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
@@ -32,6 +34,33 @@ from esper.tamiyo.policy.interface import RecurrentState
 from esper.tamiyo.policy.recurrent import FlatObservation
 
 CPU = torch.device("cpu")
+EXAMPLES = 3
+"""Rows of the traced call; torch.export treats 0 or 1 as a constant."""
+
+
+class PolicyStep(nn.Module):
+    """One step of a policy with the most probable actions, normalisation and memory included.
+
+    Args:
+        policy: its network, moments and conversion of actions.
+    """
+
+    def __init__(self, policy: "GymPolicy"):
+        super().__init__()
+        self.policy, self.normalise = policy.actor.policy, policy.actor.moments.normalise
+        self.starts = torch.tensor(policy.example.actions.starts)
+
+    def forward(self, observation: Tensor, mask: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Actions int64 ``[N, heads]``, and the state after the step.
+
+        Args:
+            observation: flat, float64 ``[N, inputs]``.
+            mask: legal options, bool ``[N, heads, widest]``.
+            state: tensors ``[1, N, width]``, zeros at the begin of an episode.
+        """
+        seen = self.normalise(FlatObservation(observation, mask))
+        choices, _, _, after = self.policy.act(seen, state, None)
+        return choices + self.starts, *after
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +127,26 @@ class GymPolicy:
         choices, _, _, hidden = self.actor.policy.act(normal, hidden, noise)
         actions = example.actions.of(choices.numpy())
         return (list(actions) if batch else actions[0]), hidden
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the task's observations and actions."""
+        return self.example.shape
+
+    def export(self) -> ExportedProgram:
+        """``PolicyStep`` as a program that runs without Esper, with any number of rows."""
+        heads, widest = self.example.observation.masks.shape[1:]
+        observation = torch.zeros(EXAMPLES, self.shape.inputs, dtype=torch.float64)
+        mask = torch.ones(EXAMPLES, heads, widest, dtype=torch.bool)
+        state = self.actor.policy.initial_hidden(EXAMPLES)
+        rows = Dim("rows")
+        shapes: tuple[Any, ...] = {0: rows}, {0: rows}
+        if state:
+            shapes += (tuple({1: rows} for _ in state),)
+        with torch.no_grad():
+            return export(
+                PolicyStep(self).eval(), (observation, mask, *state), dynamic_shapes=shapes
+            )
 
     def play(self, episodes: int, greedy: bool = True) -> list[Episode]:
         """Play fresh episodes of the task, whose seeds no training has.
