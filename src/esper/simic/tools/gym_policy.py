@@ -58,8 +58,8 @@ class PolicyStep(nn.Module):
             mask: legal options, bool ``[N, heads, widest]``.
             state: tensors ``[1, N, width]``, zeros at the begin of an episode.
         """
-        seen = self.normalise(FlatObservation(observation, mask))
-        choices, _, _, after = self.policy.act(seen, state, None)
+        normal = self.normalise(FlatObservation(observation.float(), mask))
+        choices, _, _, after = self.policy.act(normal, state, None)
         return choices + self.starts, *after
 
 
@@ -116,14 +116,14 @@ class GymPolicy:
         legal_actions = mask if batch and mask is not None else [mask] * len(masks)
         for rows, legal in zip(masks, legal_actions, strict=True):
             example.actions.write_mask(legal, rows)
-        seen = FlatObservation(torch.from_numpy(features).float(), torch.from_numpy(masks))
+        raw = FlatObservation(torch.from_numpy(features).float(), torch.from_numpy(masks))
         hidden = self.actor.policy.initial_hidden(len(masks)) if state is None else state
         if any(part.shape[1] != len(masks) for part in hidden):
             raise ValueError(f"state belongs to {hidden[0].shape[1]} episodes, not {len(masks)}")
         noise = None
         if generator is not None:
             noise = torch.rand(masks.shape, generator=generator)
-        normal = self.actor.moments.normalise(seen)
+        normal = self.actor.moments.normalise(raw)
         choices, _, _, hidden = self.actor.policy.act(normal, hidden, noise)
         actions = example.actions.of(choices.numpy())
         return (list(actions) if batch else actions[0]), hidden

@@ -144,7 +144,7 @@ class GymRounds(Trainee):
         mean = fmean(episode.episode_return for episode in play(actor, self._evaluator))
         self.best = mean > float(self._highest)
         self._highest = self._highest.clamp(min=mean)
-        self.solved = settings.stop_at is not None and mean >= settings.stop_at
+        self.at_goal = settings.stop_at is not None and mean >= settings.stop_at
         hub.emit(
             GymEvaluation(
                 time=time.time(),

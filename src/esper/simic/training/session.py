@@ -119,13 +119,13 @@ class Session(RunProcess):
                     self.done = number
                     if self.trainee.best:
                         self._save_best()
-                    if number % every == 0 or number == total or self.trainee.solved:
+                    if number % every == 0 or number == total or self.trainee.at_goal:
                         self._save()
                     # After saving, so that a reported round is not lost if the process dies.
                     self.observer.round_done(summaries[-1])
                     if self.refusals == MAX_REFUSALS:
                         raise _Refusal
-                    if self.trainee.solved:
+                    if self.trainee.at_goal:
                         break
             except StopRequest:
                 self.interrupt()

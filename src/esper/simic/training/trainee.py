@@ -31,7 +31,7 @@ class Trainee(ABC):
         precision: precision of the environments' arithmetic.
         operation_threads: CPU threads per operation.
         best: whether the last round is the best that was evaluated, and its policy is kept.
-        solved: whether the last round reached the return at which the run ends.
+        at_goal: whether the last round reached the return at which the run ends.
     """
 
     config: TrainConfig
@@ -41,7 +41,7 @@ class Trainee(ABC):
     precision: Precision
     operation_threads: int = 1
     best: bool = False
-    solved: bool = False
+    at_goal: bool = False
 
     @property
     def data_digests(self) -> dict[str, str]:
