@@ -74,6 +74,7 @@ class GymRounds(Trainee):
 
     backend_name = "gymnasium"
     agent: PPOAgent[FlatObservation]
+    _evaluator: GymEnvironments | None = None
 
     def __init__(self, config: TrainConfig, shape: Shape, device: torch.device):
         threads = config.machine.threads or 1
@@ -84,7 +85,6 @@ class GymRounds(Trainee):
         self.precision = Precision(device.type)
         self._episodes: list[Episode] = []
         self._boundary: State = {}
-        self._evaluator: GymEnvironments | None = None
         self._highest = torch.tensor(-math.inf, dtype=torch.float64)
 
     @property
