@@ -47,7 +47,7 @@ def test_purposes_are_those_with_which_runs_were_recorded():
     """Another number is another stream: a run that is resumed would not go on as it began."""
     names = "HOST_INIT MINIBATCH ACTION POLICY_SHUFFLE RANDOM_POLICY DRIFT TASK GYM_RESET NEWBORN"
     numbers = {name: number for number, name in enumerate(names.split(), 1)}
-    numbers |= {"HELD_OUT": 10, "SEED_INIT": 1000}
+    numbers |= {"HELD_OUT": 10, "CUT_OFF": 11, "SEED_INIT": 1000}
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 
