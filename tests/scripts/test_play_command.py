@@ -226,7 +226,11 @@ gymnasium.register("test/Masked-v0", lambda: Masked())
 
 @pytest.mark.parametrize(
     ("gym", "memory"),
-    [("CartPole-v1", "lstm"), ("test/Masked-v0", "lstm"), ("test/Masked-v0", "none")],
+    [
+        pytest.param("CartPole-v1", "lstm", marks=pytest.mark.slow),
+        ("test/Masked-v0", "lstm"),
+        ("test/Masked-v0", "none"),
+    ],
 )
 def test_the_exported_file_plays_the_same_episodes_without_esper(
     gym: str, memory: str, tmp_path: Path, capsys
