@@ -22,6 +22,7 @@ from reporting import kept, made_on, new_parser, publish, table
 from scipy import stats
 
 from esper.karn.store import read_events
+from esper.leyline.config import defaults_of
 from esper.leyline.events import AnalyticsSnapshot, GymEvaluation
 from esper.simic.training.vectorized import train_ppo_vectorized
 
@@ -74,7 +75,8 @@ def outcome(case: Case, seed: int, work: Path) -> dict[str, Any]:
     )  # fmt: skip
     evaluations = list(read_events(run.path, GymEvaluation))
     speeds = [e.environment_steps_per_second for e in read_events(run.path, AnalyticsSnapshot)]
-    steps = 8 * 256
+    defaults = defaults_of("gym")
+    steps = defaults.world.envs * defaults.gymnasium.rollout_steps
     return {
         "steps": [steps * e.round for e in evaluations],
         "returns": [e.episode_return for e in evaluations],
@@ -134,7 +136,7 @@ def main() -> None:
         for seed in range(1, arguments.seeds + 1):
             file = arguments.work / f"{case.name} {seed}.json".replace("/", "-")
             outcomes.append(kept(file, partial(outcome, case, seed, arguments.work)))
-        figures[case.name] = outcomes
+        figures[case.name] = [" ".join(f"{r:g}" for r in one["returns"]) for one in outcomes]
         rows.append(row(case, outcomes))
     heads = (
         "task", "threshold", "steps to it, median", "solved", "kept 0.95", "least kept",

@@ -566,10 +566,10 @@ def test_steps_that_only_reset_do_not_count() -> None:
     agent = agent_with()
     rollout = rollout_of(agent)
     x = torch.arange(6.0).view(2, 3)
-    assert agent._without_resets(x, rollout) is x
+    assert agent.without_resets(x, rollout) is x
     rollout.valid = torch.tensor([[True, False, True], [True, True, False]])
     expected = torch.tensor([[0.0, math.nan, 2.0], [3.0, 4.0, math.nan]])
-    torch.testing.assert_close(agent._without_resets(x, rollout), expected, equal_nan=True)
+    torch.testing.assert_close(agent.without_resets(x, rollout), expected, equal_nan=True)
 
 
 def test_a_loaded_agent_continues_its_count_and_its_rate() -> None:

@@ -1,9 +1,8 @@
 """``esper play RUN``: play episodes of a Gymnasium task with a learned policy."""
 
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from esper.leyline.config.setting import Range, setting
@@ -44,15 +43,14 @@ class PlayArguments:
     """Whether plugins may be executed that only the run names."""
 
 
-Z = 1.96
-"""Half the width of a 95 % interval, in standard errors."""
-
-
 def play(arguments: list[str]) -> int:
     """Play a Gymnasium task with the policy of a run."""
     flags = parse(PlayArguments, "esper play", arguments)
     if flags.out is not None:
         check_writable("out", flags.out, ".pt2")
+    import numpy as np
+
+    from esper.karn.intervals import interval
     from esper.simic.tools.gym_policy import gym_policy
 
     permission = Permission(flags.plugin, flags.gym, flags.trust)
@@ -61,12 +59,11 @@ def play(arguments: list[str]) -> int:
     with phase("playing"):
         episodes = policy.play(flags.episodes, flags.greedy)
     returns = [episode.episode_return for episode in episodes]
-    mean, interval = fmean(returns), ""
+    bounds, estimate = "", interval(np.array([returns]))
     if len(returns) > 1:
-        error = Z * stdev(returns) / sqrt(len(returns))
-        interval = f" [{mean - error:.2f}, {mean + error:.2f}]"
+        bounds = f" [{estimate.low[0]:.2f}, {estimate.high[0]:.2f}]"
     how = "most probable actions" if flags.greedy else "drawn actions"
-    print(f"mean return {mean:.2f}{interval} over {len(returns)} episodes, {how}")
+    print(f"mean return {estimate.mean[0]:.2f}{bounds} over {len(returns)} episodes, {how}")
     print(
         f"lowest {min(returns):.2f}, highest {max(returns):.2f}, "
         f"mean length {fmean(episode.length for episode in episodes):.1f} steps"
@@ -86,11 +83,12 @@ def _write(path: Path, policy: "GymPolicy") -> None:
         replace_synced(path, content)
     except OSError as error:
         raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
+    inputs = policy.example.shape.inputs
     heads, widest = policy.example.observation.masks.shape[1:]
     states = policy.actor.policy.initial_hidden(1)
     state = f", state {len(states)} x [1, N, {states[0].shape[-1]}]" if states else ""
     print(
-        f"wrote {path} ({len(content) / 1000:.0f} kB): takes observation [N, "
-        f"{policy.shape.inputs}] (float64, flat), mask [N, {heads}, {widest}] (bool){state}; "
+        f"wrote {path} ({len(content) / 1000:.0f} kB): takes observation [N, {inputs}] "
+        f"(float64, flat), mask [N, {heads}, {widest}] (bool){state}; "
         f"gives actions [N, {heads}]{' and the state' if states else ''}"
     )

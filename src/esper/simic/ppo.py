@@ -271,9 +271,9 @@ class PPOAgent(PolicyActor[ObservationT]):
             self.moments.update(rollout.observation, rollout.valid)
         layer = self.policy.value_layer()
         if layer is None:
-            self.return_moments.update(self._without_resets(targets, rollout))
+            self.return_moments.update(self.without_resets(targets, rollout))
         elif self.refusal is None and self.updates > 1:
-            self._rescale_value_layer(self._without_resets(targets, rollout), layer)
+            self._rescale_value_layer(self.without_resets(targets, rollout), layer)
 
     @torch.no_grad()
     def _rescale_value_layer(self, targets: Tensor, layer: nn.Linear) -> None:
@@ -288,7 +288,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         layer.weight.mul_((old_deviation / moments.deviation).to(layer.weight.dtype))
         layer.bias.copy_((bias / moments.deviation).to(layer.bias.dtype))
 
-    def _without_resets(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
+    def without_resets(self, x: Tensor, rollout: Rollout[ObservationT]) -> Tensor:
         """``x [T, N]`` with NaN, which moments ignore, at steps that only reset."""
         if rollout.valid is None:
             return x

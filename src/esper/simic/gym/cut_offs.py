@@ -16,9 +16,9 @@ from torch import Tensor
 from esper.kasmina.rng import Purpose, random_bits
 from esper.kasmina.transfer import moved
 from esper.simic.advantage import generalised_advantages
-from esper.simic.impala import reevaluate
+from esper.simic.impala import evaluate_pieces, reevaluate
 from esper.simic.ppo import PPOAgent
-from esper.simic.rollout import CutOffs, Rollout, padded, segments
+from esper.simic.rollout import CutOffs, Rollout, segments
 from esper.tamiyo.policy.interface import full_precision
 
 
@@ -66,8 +66,7 @@ def measure_units(rollout: Rollout[Any], agent: PPOAgent[Any]) -> None:
     zeros = torch.zeros_like(rollout.values)
     ends = rollout.terminated, agent.config.discount, 1.0, rollout.truncated
     _, returns = generalised_advantages(rollout.rewards, zeros, zeros[0], *ends)
-    valid = moved(rollout.valid, returns.device)
-    agent.return_moments.update(torch.where(valid, returns, float("nan")))
+    agent.return_moments.update(agent.without_resets(returns, rollout))
     evaluation = reevaluate(agent.policy, agent.moments, rollout)
     rollout.log_prob, rollout.values, rollout.last_value = evaluation
 
@@ -75,21 +74,12 @@ def measure_units(rollout: Rollout[Any], agent: PPOAgent[Any]) -> None:
 @torch.no_grad()
 def values_of(rollout: Rollout[Any], cut: CutOffs, agent: PPOAgent[Any]) -> Tensor:
     """``CutOffs.values`` by the policy of ``agent``."""
-    assert rollout.last_observation is not None
-    device, policy = rollout.actions.device, agent.policy
-    index, _ = padded(cut.first, cut.lengths + 1)
-    time, environment = moved(index, device), moved(cut.environment, device)
-    last, observations = rollout.last_observation.tensors(), rollout.observation.tensors()
-    tensors = {
-        name: torch.cat([x, last[name][None].to(device)])[time, environment]
-        for name, x in observations.items()
-    }
-    observation = agent.moments.normalise(type(rollout.observation).from_tensors(tensors))
-    actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, environment]
-    hidden = policy.initial_hidden(len(cut.first))
+    pieces = cut.first, cut.environment, cut.lengths + 1
+    device = rollout.actions.device
     with full_precision(device):
-        normals = policy.evaluate_actions(observation, actions, hidden).value
-    end, row = moved(cut.first + cut.lengths, device), moved(cut.lengths, device)
+        normals = evaluate_pieces(agent.policy, agent.moments, rollout, *pieces).value
+    end, environment = moved(cut.first + cut.lengths, device), moved(cut.environment, device)
+    last = normals.gather(0, moved(cut.lengths, device)[None])[0]
     values = torch.full_like(cut.values, float("nan"))
-    values[end, environment] = agent.return_moments.restore(normals).gather(0, row[None])[0]
+    values[end, environment] = agent.return_moments.restore(last)
     return values

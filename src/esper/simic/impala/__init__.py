@@ -19,7 +19,7 @@ from esper.simic.advantage import Estimates, generalised_advantages, step_errors
 from esper.simic.loss import approximate_kl, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.rollout import Rollout, episode_pieces, padded
-from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
+from esper.tamiyo.policy.interface import Evaluation, ObservationT, Policy, full_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,35 @@ def _pieces_of_episodes(
     rollout: Rollout[ObservationT],
     valid: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    first, environment, lengths = episode_pieces(valid)
+    evaluation = evaluate_pieces(policy, moments, rollout, first, environment, lengths)
+
+    # The inverse of the gathering: the piece that contains each step, and the place in it.
+    begins = torch.cat([torch.ones_like(valid[:1]), ~valid])
+    piece = (begins.T.flatten().cumsum(0) - 1).view(begins.shape[1], -1).T
+    row = torch.arange(len(begins))[:, None] - first[piece]
+    device = rollout.actions.device
+    piece, row = moved(piece, device), moved(row, device)
+    log_prob, value = evaluation.log_prob[row, piece], evaluation.value[row, piece]
+    return log_prob[:-1], value[:-1], value[-1]
+
+
+def evaluate_pieces(
+    policy: Policy[ObservationT],
+    moments: ObservationMoments[ObservationT],
+    rollout: Rollout[ObservationT],
+    first: Tensor,
+    environment: Tensor,
+    lengths: Tensor,
+) -> Evaluation:
+    """Evaluate pieces of a rollout, as ``episode_pieces`` returns them, in one call, ``[L, M]``.
+
+    A piece that begins at step 0 continues from the rollout's recurrent state, others from zeros.
+    Row T is the state after the last step, in which no action was taken.
+    """
     assert rollout.last_observation is not None, "the rollout ends within episodes"
     device = rollout.actions.device
-    first, environment, lengths = episode_pieces(valid)
     index, _ = padded(first, lengths)
-    # Row T of what follows is the state after the last step, in which no action was taken.
     last, observations = rollout.last_observation.tensors(), rollout.observation.tensors()
     time, column = moved(index, device), moved(environment, device)
     tensors = {
@@ -151,15 +175,7 @@ def _pieces_of_episodes(
     actions = torch.cat([rollout.actions, rollout.actions[-1:]])[time, column]
     continues = moved(first == 0, device)[:, None]
     hidden = tuple(torch.where(continues, state[:, column], 0.0) for state in rollout.hidden)
-    evaluation = policy.evaluate_actions(moments.normalise(observation), actions, hidden)
-
-    # The inverse of the gathering above: the piece that contains each step, and the place in it.
-    begins = torch.cat([torch.ones_like(valid[:1]), ~valid])
-    piece = (begins.T.flatten().cumsum(0) - 1).view(begins.shape[1], -1).T
-    row = torch.arange(len(begins))[:, None] - first[piece]
-    piece, row = moved(piece, device), moved(row, device)
-    log_prob, value = evaluation.log_prob[row, piece], evaluation.value[row, piece]
-    return log_prob[:-1], value[:-1], value[-1]
+    return policy.evaluate_actions(moments.normalise(observation), actions, hidden)
 
 
 _ROUNDING = 1e-4

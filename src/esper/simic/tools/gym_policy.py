@@ -18,7 +18,7 @@ from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.simic.actor import PolicyActor
 from esper.simic.gym.collect import play
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, features_of
+from esper.simic.gym.vector_environment import Episode, GymEnvironments, features_of
 from esper.simic.run.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
@@ -128,15 +128,10 @@ class GymPolicy:
         actions = example.actions.of(choices.numpy())
         return (list(actions) if batch else actions[0]), hidden
 
-    @property
-    def shape(self) -> Shape:
-        """Sizes of the task's observations and actions."""
-        return self.example.shape
-
     def export(self) -> ExportedProgram:
         """``PolicyStep`` as a program that runs without Esper, with any number of rows."""
         heads, widest = self.example.observation.masks.shape[1:]
-        observation = torch.zeros(EXAMPLES, self.shape.inputs, dtype=torch.float64)
+        observation = torch.zeros(EXAMPLES, self.example.shape.inputs, dtype=torch.float64)
         mask = torch.ones(EXAMPLES, heads, widest, dtype=torch.bool)
         state = self.actor.policy.initial_hidden(EXAMPLES)
         rows = Dim("rows")

@@ -118,7 +118,7 @@ class Session(RunProcess):
                     summaries.append(self._round(number))
                     self.done = number
                     if self.trainee.best:
-                        self._save_best()
+                        self._write_checkpoint(best=True)
                     if number % every == 0 or number == total or self.trainee.at_goal:
                         self._save()
                     # After saving, so that a reported round is not lost if the process dies.
@@ -254,11 +254,6 @@ class Session(RunProcess):
             f"({precision}); {advice}"
         )
 
-    def _save_best(self) -> None:
-        """Save the last complete round as the best one."""
-        parts, keep = self.trainee.parts(), self.config.output.keep_checkpoints
-        self.save_checkpoint("round", self.done, parts, self.events_bytes, keep, None, best=True)
-
     def _save(self) -> None:
         """Save a checkpoint of the last complete round, unless it has one.
 
@@ -267,7 +262,12 @@ class Session(RunProcess):
         """
         if self.agent is None or self.done == self.checkpoint_round:
             return
-        keep, features = self.config.output.keep_checkpoints, self.agent.policy.features
-        parts = self.trainee.parts()
-        if self.save_checkpoint("round", self.done, parts, self.events_bytes, keep, features):
+        if self._write_checkpoint():
             self.checkpoint_round = self.done
+
+    def _write_checkpoint(self, best: bool = False) -> bool:
+        """Write the last complete round, as the best one if ``best``; whether that worked."""
+        assert self.agent is not None, "only a learned policy is saved"
+        parts, keep = self.trainee.parts(), self.config.output.keep_checkpoints
+        features, events = self.agent.policy.features, self.events_bytes
+        return self.save_checkpoint("round", self.done, parts, events, keep, features, best)
