@@ -27,7 +27,7 @@ from reporting import kept, made_on, new_parser, publish, table
 from esper.leyline.config import TrainConfig, unflatten
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import play
-from esper.simic.gym.memory_tasks import register
+from esper.simic.gym.registration import register_envs
 from esper.simic.gym.vector_environment import GymEnvironments, make
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.training.gym_trainee import arguments_of
@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/gym_proofs"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    register()
+    register_envs()
     algorithm, impala = arguments.algorithm, arguments.algorithm == "impala"
     chosen = [p for p in PROOFS if p.name in arguments.only and p.algorithm == algorithm]
     rows = []

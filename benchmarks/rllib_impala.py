@@ -150,9 +150,9 @@ def _made(gym: str, arguments: Any) -> Any:
     """Return the environment, in a process that may not know Esper's tasks yet."""
     import gymnasium
 
-    from esper.simic.gym.memory_tasks import register
+    from esper.simic.gym.registration import register_envs
 
-    register()
+    register_envs()
     return gymnasium.wrappers.RecordEpisodeStatistics(gymnasium.make(gym))
 
 

@@ -36,7 +36,7 @@ from esper.scripts.runs import PruneArguments, RunsArguments
 from esper.scripts.sanctum import SanctumArguments
 from esper.scripts.tasks import CheckArguments, FetchArguments, TasksArguments
 from esper.scripts.train import flags_of_commands
-from esper.simic.gym.memory_tasks import register
+from esper.simic.gym.registration import register_envs
 from esper_lab.evaluate import EvaluateArguments
 
 ROOT = Path(__file__).parents[1]
@@ -181,7 +181,7 @@ def test_paths_exist(page: Path) -> None:
     names = {path.name for place in (ROOT, PACKAGE) for path in tracked(place)}
     made = {*re.findall(r"Save this as `([^`]+)`", page.read_text())}
     made |= {*re.findall(r'title="([^"]+)"', page.read_text())}
-    register()
+    register_envs()
     made |= {word for command in commands(page) for word in words_of(command)[1:]}
     for text in spans(page):
         if not re.fullmatch(r"[\w.*/-]+", text) or text.startswith("/"):

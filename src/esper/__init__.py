@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         load_grown,
         strip,
     )
+    from esper.simic.gym.registration import register_envs
     from esper.simic.tools.gym_policy import load_policy
 
 __version__ = "0.1.0"
@@ -35,16 +36,22 @@ __all__ = [
     "grow",
     "load_grown",
     "load_policy",
+    "register_envs",
     "strip",
 ]
+
+_HOMES = {
+    "load_policy": "esper.simic.tools.gym_policy",
+    "register_envs": "esper.simic.gym.registration",
+}
+"""Modules of the names that are not of ``esper.own_models``."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'esper' has no attribute {name!r}{_namesake(name)}")
     # Imported when it is first used: torch takes seconds.
-    home = "esper.simic.tools.gym_policy" if name == "load_policy" else "esper.own_models"
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(_HOMES.get(name, "esper.own_models")), name)
     globals()[name] = value
     return value
 

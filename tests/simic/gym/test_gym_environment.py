@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 
 from esper.leyline.errors import UsageError
-from esper.simic.gym import memory_tasks as tasks
 from esper.simic.gym.agent import FlatMoments
+from esper.simic.gym.registration import register_envs
 from esper.simic.gym.vector_environment import (
     Actions,
     GymEnvironments,
@@ -22,7 +22,7 @@ from esper.simic.gym.vector_environment import (
 from esper.tamiyo.policy.recurrent import FlatObservation
 from scripted_gym import OPTIONS, Scripted, scripted
 
-tasks.register()
+register_envs()
 
 
 class Shown(gymnasium.Env):

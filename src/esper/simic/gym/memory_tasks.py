@@ -8,7 +8,6 @@ suite for reinforcement learning", 2020).
 from operator import itemgetter
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import Env, spaces
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -67,16 +66,3 @@ class MemoryChain(Env[NDArray[np.int64], np.int64]):
 
     def _observation(self) -> NDArray[np.int64]:
         return np.array([self._bit if self._time == 0 else 2, self._time == self.length], np.int64)
-
-
-def register() -> None:
-    """Register the tasks for ``gymnasium.make``, once per process."""
-    if "esper/MemoryChain-v0" in gymnasium.registry:
-        return
-    gymnasium.register(
-        "esper/MaskedCartPole-v0",
-        f"{__name__}:masked_cart_pole",
-        max_episode_steps=500,
-        reward_threshold=450.0,
-    )
-    gymnasium.register("esper/MemoryChain-v0", f"{__name__}:MemoryChain", reward_threshold=0.9)

@@ -23,7 +23,7 @@ from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect, play
-from esper.simic.gym.memory_tasks import register
+from esper.simic.gym.registration import register_envs
 from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
 from esper.simic.impala import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
@@ -360,7 +360,7 @@ def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironme
     """
     name = config.gymnasium.gym
     assert name is not None
-    register()
+    register_envs()
     environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
     limit = config.gymnasium.episode_limit
     return GymEnvironments(environments, config.world.seed, begin, limit)
