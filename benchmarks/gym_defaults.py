@@ -63,6 +63,7 @@ CASES = (
     Case("esper/MemoryChain-v0", 0.95, ("length=8",)),
     Case("esper/MemoryChain-v0", 0.95, ("length=16",)),
     Case("esper/MemoryChain-v0", 0.95, ("length=32",)),
+    Case("Pendulum-v1", -200.0, worst=-1200.0),
     Case("test/MaskedToy-v0", 19.0, settings=(("plugin", (TOY,)),)),
 )
 

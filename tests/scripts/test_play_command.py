@@ -183,11 +183,16 @@ for seed in json.loads(sys.argv[7]):
     while not over:
         mask = torch.zeros(1, len(sizes), max(sizes), dtype=torch.bool)
         for i, size in enumerate(sizes):
-            legal = info["action_mask"][i] if "action_mask" in info else np.ones(size)
+            legal = info["action_mask"] if "action_mask" in info else np.ones(size)
+            legal = legal[i] if len(sizes) > 1 else legal
             mask[0, i, :size] = torch.from_numpy(np.asarray(legal) > 0)
         flat = torch.tensor(np.ravel(observation), dtype=torch.float64)[None]
         actions, *state = step(flat, mask, *state)
-        action = actions[0].numpy() if len(sizes) > 1 else int(actions[0, 0])
+        if sys.argv[2] == "test/Mixed-v0":
+            numbers, *state = state
+            action = {"aim": numbers[0].numpy(), "fire": int(actions[0, 0])}
+        else:
+            action = actions[0].numpy() if len(sizes) > 1 else int(actions[0, 0])
         observation, reward, terminated, truncated, info = environment.step(action)
         total, over = total + float(reward), terminated or truncated
     returns.append(total)
@@ -220,7 +225,26 @@ class Masked(gymnasium.Env):
         return self.seen, {"action_mask": tuple(m.astype(np.int8) for m in self.legal)}
 
 
+class Mixed(Masked):
+    """The same with a Box beside a head."""
+
+    action_space = gymnasium.spaces.Dict(
+        aim=gymnasium.spaces.Box(-2.0, 1.0, (2,)), fire=gymnasium.spaces.Discrete(3)
+    )
+
+    def step(self, action):
+        self.legal[1][:] = True
+        head = np.array([action["fire"] + 1, 0])
+        seen, reward, *rest = super().step(head)
+        return seen, reward + float(action["aim"] @ self.seen[0]), *rest
+
+    def see(self):
+        seen, info = super().see()
+        return seen, {"action_mask": info["action_mask"][0]}
+
+
 gymnasium.register("test/Masked-v0", lambda: Masked())
+gymnasium.register("test/Mixed-v0", lambda: Mixed())
 '''
 
 
@@ -229,7 +253,8 @@ gymnasium.register("test/Masked-v0", lambda: Masked())
     [
         pytest.param("CartPole-v1", "lstm", marks=pytest.mark.slow),
         ("test/Masked-v0", "lstm"),
-        ("test/Masked-v0", "none"),
+        pytest.param("test/Masked-v0", "none", marks=pytest.mark.slow),
+        ("test/Mixed-v0", "none"),
     ],
 )
 def test_the_exported_file_plays_the_same_episodes_without_esper(
@@ -247,7 +272,7 @@ def test_the_exported_file_plays_the_same_episodes_without_esper(
     seed = policy.config.world.seed
     seeds = random_bits(seed, identities, Purpose.GYM_RESET, 0, 0, 1)[:, 0].tolist()
     width = 8 if memory == "lstm" else 0
-    sizes = [2] if gym == "CartPole-v1" else [3, 2]
+    sizes = {"CartPole-v1": [2], "test/Masked-v0": [3, 2], "test/Mixed-v0": [3]}[gym]
     words = [str(out), gym, "-", MASKED, str(width), str(sizes), str(seeds)]
     done = subprocess.run(
         [sys.executable, "-c", ALONE, *words], capture_output=True, text=True, check=False

@@ -83,12 +83,15 @@ def _write(path: Path, policy: "GymPolicy") -> None:
         replace_synced(path, content)
     except OSError as error:
         raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
-    inputs = policy.example.shape.inputs
+    inputs, components = policy.example.shape.inputs, policy.example.shape.components
     heads, widest = policy.example.observation.masks.shape[1:]
     states = policy.actor.policy.initial_hidden(1)
+    gives = [f"actions [N, {heads}]"] if heads else []
+    gives += [f"numbers [N, {components}]"] if components else []
+    gives += ["the state"] if states else []
     state = f", state {len(states)} x [1, N, {states[0].shape[-1]}]" if states else ""
     print(
         f"wrote {path} ({len(content) / 1000:.0f} kB): takes observation [N, {inputs}] "
         f"(float64, flat), mask [N, {heads}, {widest}] (bool){state}; "
-        f"gives actions [N, {heads}]{' and the state' if states else ''}"
+        f"gives {' and '.join(gives)}"
     )

@@ -12,7 +12,6 @@ from esper.leyline.errors import UsageError
 from esper.simic.gym.agent import FlatMoments
 from esper.simic.gym.registration import register_envs
 from esper.simic.gym.vector_environment import (
-    Actions,
     GymEnvironments,
     actions_of,
     features_of,
@@ -125,6 +124,35 @@ def test_choices_become_actions_of_the_space(space, options, choices, expected) 
         assert np.array_equal(action, expected)
 
 
+MIXED = spaces.Dict(
+    {
+        "aim": spaces.Box(np.array([[-1.0, 0.0]]), np.array([[1.0, 10.0]]), dtype=np.float64),
+        "fire": spaces.Discrete(3, start=2),
+        "parts": spaces.Tuple((spaces.MultiBinary(2), spaces.Box(-2, 2, (), np.float32))),
+    }
+)
+
+
+def test_numbers_are_squashed_into_the_bounds_of_their_box() -> None:
+    """Heads come first in a policy's action, then the numbers of all Boxes."""
+    actions = actions_of(Shown(TWO, MIXED))
+    assert (actions.options, actions.components) == ((3, 2, 2), 3)
+    assert actions.starts == (2, 0, 0)
+    assert np.stack(actions.bounds).tolist() == [[-1, 0, -2], [1, 10, 2]]
+    choices = np.array([[1, 0, 1, 0.0, 99.0, -0.5], [2, 1, 1, -99.0, 0.0, 0.5]], np.float32)
+    one, two = actions.of(choices)
+    assert one["fire"] == 3
+    assert one["parts"][0].tolist() == [0, 1]
+    assert one["aim"] == pytest.approx(np.array([[0.0, 10.0]]))
+    assert two["aim"] == pytest.approx(np.array([[-1.0, 5.0]]))
+    assert float(two["parts"][1]) == pytest.approx(2.0 * np.tanh(0.5))
+    for action in (one, two):
+        assert MIXED.contains(action)
+    box = actions_of(Shown(TWO, spaces.Box(-3, 5, (2, 1))))
+    (only,) = box.of(np.array([[0.0, 1.0]], np.float32))
+    assert only == pytest.approx(np.array([[1.0], [1.0 + 4.0 * np.tanh(1.0)]]))
+
+
 @pytest.mark.parametrize(
     ("seen", "done", "says"),
     [
@@ -137,8 +165,13 @@ def test_choices_become_actions_of_the_space(space, options, choices, expected) 
         (spaces.Text(4), TWO, r"observations of Shown are Text"),
         (spaces.Box(0, 1, (0,)), TWO, r"are 0 numbers"),
         (spaces.Box(0, 1, (2000, 2000)), TWO, r"are 4000000 numbers"),
-        (TWO, spaces.Box(0, 1, (2,)), r"gym: actions of Shown are Box.*Discrete, MultiDiscrete"),
-        (TWO, spaces.Dict({"a": TWO}), r"actions of Shown are Dict"),
+        (
+            TWO,
+            spaces.Box(0, np.inf, (2,)),
+            r"gym: actions of Shown are Box.*Box of floats with bou",
+        ),
+        (TWO, spaces.Box(0, 9, (2,), np.int64), r"actions of Shown are Box"),
+        (TWO, spaces.Dict({"a": spaces.Text(2)}), r"actions of Shown are Dict"),
     ],
 )
 def test_other_spaces_are_refused_in_one_line(seen, done, says) -> None:
@@ -160,7 +193,7 @@ MASKS = [
 @pytest.mark.parametrize(("options", "mask", "expected"), MASKS)
 def test_masks_are_accepted_in_every_form(options, mask, expected) -> None:
     rows = np.ones((len(options), max(options)), dtype=bool)
-    actions = Actions(options, (0,) * len(options), None)
+    actions = actions_of(Shown(TWO, spaces.MultiDiscrete(options)))
     for before in (mask, None):  # the mask of the previous step must not matter
         actions.write_mask(before, rows)
         actions.write_mask(mask, rows)

@@ -222,9 +222,7 @@ class LearnerConfig:
     """Subtract from each advantage the mean of those of the other environments of its group in the
     same step (leave-one-out). A group shares its host, so what is left does not depend on how much
     that host can gain."""
-    entropy: float = setting(
-        0.01, NOT_NEGATIVE, aliases=("entropy_coef",), defaults={"gym": 0.0}, main=True
-    )
+    entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",), main=True)
     """Weight of the entropy bonus, in reward per nat."""
     entropy_per_head: tuple[str, ...] = setting((), only="growth")
     """Factors of the entropy weight by head, such as op=1 blueprint=1.3; 1 for the other heads."""

@@ -84,7 +84,9 @@ def gym_agent(
 
     def network() -> RecurrentPolicy:
         shared = config.gymnasium.critic == "shared"
-        policy = RecurrentPolicy(shape.inputs, shape.options, memory, shared)
+        policy = RecurrentPolicy(
+            shape.inputs, shape.options, memory, shared, components=shape.components
+        )
         policy.amp_dtype = amp_dtype
         return policy
 

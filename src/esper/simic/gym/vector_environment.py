@@ -1,15 +1,14 @@
 """N Gymnasium environments in lockstep; each is reset in the step after its episode ends.
 
-Observations are flat features, and actions are one integer per head.
+Observations are flat features; for actions see ``action_spaces``.
 
 An episode is a function of its seed and its actions; its seed is a function of the run's seed, the
 environment and the episode number. An environment is therefore saved as its episode number and the
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,11 +22,10 @@ from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
+from esper.simic.gym.action_spaces import Actions, Bools, Choices
 from esper.tamiyo.policy.recurrent import FlatObservation
 
 Floats = NDArray[np.float32]
-Bools = NDArray[np.bool_]
-Integers = NDArray[np.int64]
 
 MAX_FEATURES = 1_000_000
 MAX_OPTIONS = 100_000
@@ -44,12 +42,14 @@ class Shape:
         options: number of options of each head.
         measured: whether some features are quantities, which are normalised.
         raw: first column of other features and the one after their last, in pairs.
+        components: number of components of Box actions.
     """
 
     inputs: int
     options: tuple[int, ...]
     measured: bool
     raw: tuple[tuple[int, int], ...] = ()
+    components: int = 0
 
 
 def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
@@ -60,69 +60,6 @@ def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
     if isinstance(space, spaces.Box):
         return np.asarray(observation).reshape(-1)
     return np.asarray(spaces.flatten(space, observation))
-
-
-@dataclass(frozen=True, slots=True)
-class Actions:
-    """Conversion of the heads' choices to actions.
-
-    Attributes:
-        options: number of options of each head.
-        starts: smallest value of each component of an action.
-        shape: shape of an action in the environment; None for a single integer.
-    """
-
-    options: tuple[int, ...]
-    starts: tuple[int, ...]
-    shape: tuple[int, ...] | None
-
-    def of(self, choices: Integers) -> Sequence[Any]:
-        """The environments' actions for the choices ``[N, heads]``."""
-        actions = choices + np.array(self.starts)
-        if self.shape is None:
-            return actions[:, 0].tolist()
-        return list(actions.reshape(len(actions), *self.shape))
-
-    def write_mask(self, mask: Any, rows: Bools) -> None:
-        """Write an environment's ``action_mask`` to ``rows [heads, widest]``.
-
-        Args:
-            mask: ``[n]`` for Discrete; for MultiDiscrete one such array per head, or all of them
-                concatenated. Values above 0 are legal. None makes every option legal.
-            rows: bool ``[heads, widest]``, overwritten.
-
-        Raises:
-            ValueError: the mask has another shape, or leaves a head without a legal option.
-        """
-        if mask is None:
-            rows[:] = _all_legal(self.options)
-            return
-        rows[:] = False
-        parts = self._parts(mask)
-        for row, part, count in zip(rows, parts, self.options, strict=True):
-            if part.shape != (count,):
-                raise ValueError(f"has a part of shape {part.shape} for {count} options")
-            row[:count] = part
-        if not rows.any(1).all():
-            raise ValueError(f"leaves action {int(rows.any(1).argmin())} without an option")
-
-    def _parts(self, mask: Any) -> list[Any]:
-        if isinstance(mask, tuple | list) and len(self.options) > 1:
-            if len(mask) != len(self.options):
-                raise ValueError(f"has {len(mask)} parts for {len(self.options)} actions")
-            return [np.asarray(part) > 0 for part in mask]
-        flat = np.asarray(mask).reshape(-1) > 0
-        if len(flat) != sum(self.options):
-            raise ValueError(f"has {len(flat)} numbers, not {sum(self.options)}")
-        return np.split(flat, np.cumsum(self.options)[:-1])
-
-
-@cache
-def _all_legal(options: tuple[int, ...]) -> Bools:
-    """The mask in which every option is legal, for heads with ``options``, ``[heads, widest]``."""
-    mask = np.arange(max(options)) < np.array(options)[:, None]
-    mask.flags.writeable = False
-    return mask
 
 
 def shape_of(env: Env[Any, Any]) -> Shape:
@@ -145,7 +82,8 @@ def shape_of(env: Env[Any, Any]) -> Shape:
     ends = np.cumsum([0, *map(spaces.flatdim, parts)]).tolist()
     boxes = [isinstance(part, spaces.Box) for part in parts]
     raw = [pair for pair, box in zip(pairwise(ends), boxes, strict=True) if not box]
-    return Shape(width, actions_of(env).options, any(boxes), tuple(raw))
+    actions = actions_of(env)
+    return Shape(width, actions.options, any(boxes), tuple(raw), actions.components)
 
 
 def _parts_of(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any] | None]:
@@ -163,22 +101,15 @@ def actions_of(env: Env[Any, Any]) -> Actions:
     """The conversion of choices to actions of ``env``.
 
     Raises:
-        UsageError: the space is not a Discrete, MultiDiscrete or MultiBinary, or is too large.
+        UsageError: Esper does not support the space, or it is too large.
     """
-    space = env.action_space
-    if isinstance(space, spaces.Discrete):
-        actions = Actions((int(space.n),), (int(space.start),), None)
-    elif isinstance(space, spaces.MultiDiscrete):
-        options, starts = (tuple(x.reshape(-1).tolist()) for x in (space.nvec, space.start))
-        actions = Actions(options, starts, space.shape)
-    elif isinstance(space, spaces.MultiBinary):
-        bits = int(np.prod(space.shape))
-        actions = Actions((2,) * bits, (0,) * bits, space.shape)
-    else:
-        actions = Actions((), (), None)
-    if not 0 < sum(actions.options) <= MAX_OPTIONS:
-        kinds = f"Discrete, MultiDiscrete or MultiBinary with at most {MAX_OPTIONS} options"
-        raise _refusal(env, "actions", space, kinds)
+    actions = Actions.of_space(env.action_space)
+    if actions is None or not 0 < sum(actions.options) + actions.components <= MAX_OPTIONS:
+        kinds = (
+            "Box of floats with bounds, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
+            f"of them, with at most {MAX_OPTIONS} options"
+        )
+        raise _refusal(env, "actions", env.action_space, kinds)
     return actions
 
 
@@ -243,14 +174,16 @@ class GymEnvironments:
         self._space = environments[0].observation_space
         count, options = len(environments), self.shape.options
         self._features: Floats = np.zeros((count, self.shape.inputs), dtype=np.float32)
-        self._masks: Bools = np.zeros((count, len(options), max(options)), dtype=np.bool_)
+        self._masks: Bools = np.zeros(
+            (count, len(options), max(options, default=1)), dtype=np.bool_
+        )
         self.observation = FlatObservation(
             torch.from_numpy(self._features), torch.from_numpy(self._masks)
         )
         self.reward, self._returns = np.zeros((2, count))
         self.terminated, self.truncated, self.over = np.zeros((3, count), dtype=np.bool_)
         self.episode = np.full(count, -1)
-        self._history: list[list[list[int]]] = [[] for _ in environments]
+        self._history: list[list[list[float]]] = [[] for _ in environments]
         self.ended: list[Episode] = []
 
     @property
@@ -263,11 +196,11 @@ class GymEnvironments:
         for i in range(self.count):
             self._begin(i, 0)
 
-    def step(self, choices: Integers) -> None:
+    def step(self, choices: Choices) -> None:
         """Take one step in every environment; those that are ``over`` are reset instead.
 
         Args:
-            choices: int64 ``[N, heads]``.
+            choices: see ``Choices``.
         """
         self.ended = []
         actions, over = self.actions.of(choices), self.over.tolist()
@@ -291,7 +224,7 @@ class GymEnvironments:
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._store(i, observation, info)
 
-    def _advance(self, i: int, choice: list[int], action: Any) -> None:
+    def _advance(self, i: int, choice: list[float], action: Any) -> None:
         try:
             result = self.environments[i].step(action)
         except Exception as error:
@@ -348,12 +281,13 @@ class GymEnvironments:
 
     def state(self) -> dict[str, torch.Tensor]:
         """Episode numbers, actions taken and current observations, for the checkpoint."""
-        heads = len(self.actions.options)
+        columns = len(self.actions.options) + self.actions.components
+        dtype = torch.float32 if self.actions.components else torch.int64
         choices = [choice for history in self._history for choice in history]
         return {
             "episode": torch.from_numpy(self.episode).clone(),
             "lengths": torch.tensor([len(history) for history in self._history]),
-            "actions": torch.tensor(choices, dtype=torch.int64).view(-1, heads),
+            "actions": torch.tensor(choices, dtype=dtype).view(-1, columns),
             "features": self.observation.features.clone(),
             "masks": self.observation.masks.clone(),
         }

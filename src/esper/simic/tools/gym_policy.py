@@ -48,10 +48,17 @@ class PolicyStep(nn.Module):
     def __init__(self, policy: "GymPolicy"):
         super().__init__()
         self.policy, self.normalise = policy.actor.policy, policy.actor.moments.normalise
-        self.starts = torch.tensor(policy.example.actions.starts)
+        actions = policy.example.actions
+        self.heads, self.components = len(actions.options), actions.components
+        self.starts = torch.tensor(actions.starts)
+        low, high = (torch.from_numpy(bound).float() for bound in actions.bounds)
+        self.low, self.high = low, high
 
     def forward(self, observation: Tensor, mask: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Actions int64 ``[N, heads]``, and the state after the step.
+        """Actions, and the state after the step.
+
+        Actions are int64 ``[N, heads]`` if there are heads, and then float32 ``[N, components]`` if
+        there are Boxes.
 
         Args:
             observation: flat, float64 ``[N, inputs]``.
@@ -60,7 +67,13 @@ class PolicyStep(nn.Module):
         """
         normal = self.normalise(FlatObservation(observation.float(), mask))
         choices, _, _, after = self.policy.act(normal, state, None)
-        return choices + self.starts, *after
+        if not self.components:
+            return choices + self.starts, *after
+        squashed = torch.tanh(choices[:, self.heads :])
+        numbers = self.low + (squashed + 1.0) / 2.0 * (self.high - self.low)
+        numbers = torch.minimum(torch.maximum(numbers, self.low), self.high)
+        options = (choices[:, : self.heads].long() + self.starts,) if self.heads else ()
+        return *options, numbers, *after
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +135,8 @@ class GymPolicy:
             raise ValueError(f"state belongs to {hidden[0].shape[1]} episodes, not {len(masks)}")
         noise = None
         if generator is not None:
-            noise = torch.rand(masks.shape, generator=generator)
+            shape = len(masks), *self.actor.policy.noise_shape(raw)
+            noise = torch.rand(shape, generator=generator)
         normal = self.actor.moments.normalise(raw)
         choices, _, _, hidden = self.actor.policy.act(normal, hidden, noise)
         actions = example.actions.of(choices.numpy())
@@ -190,6 +204,7 @@ def gym_policy(run: Path, latest: bool, permission: Permission) -> GymPolicy:
     example = made_environments(config, EVALUATION, EVALUATION + 1)
     agent = build_gym_agent(config, example.shape, CPU)
     restore_agent(agent, checkpoint.parts)
+    agent.policy.requires_grad_(False)  # so that what an exported step returns holds no graph
     actor = PolicyActor(agent.policy, agent.moments, config.world.seed, CPU)
     return GymPolicy(config, checkpoint.round, actor, example)
 

@@ -1,7 +1,7 @@
 """A recurrent policy over flat features: an encoder, a memory and independent heads.
 
-This is the policy for tasks other than growing networks. Its heads are sampled independently, given
-the output of the memory.
+This is the policy for tasks other than growing networks. Its heads, and the components of Box
+actions, are sampled independently, given the output of the memory.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.action_masks import MaskedCategorical
+from esper.tamiyo.policy.distributions import HIGHEST, LOWEST, ActionDistribution, SquashedNormal
 from esper.tamiyo.policy.interface import Evaluation, Policy, RecurrentState, full_precision, upcast
 from esper.tamiyo.policy.layers import ParallelHeads, StepwiseLSTM
+
+NUMBERS = "numbers"
+"""Name of the head of all components of Box actions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
             separate trunks the critic's gradients do not change the actor's features.
         encoder: width of the encoder.
         head: hidden units of the actor's and of the critic's head.
+        components: number of components of Box actions.
     """
 
     def __init__(
@@ -81,17 +86,23 @@ class RecurrentPolicy(Policy[FlatObservation]):
         shared: bool = False,
         encoder: int = 64,
         head: int = 64,
+        components: int = 0,
     ):
         super().__init__()
         single = len(options) == 1
-        self.heads = ("action",) if single else tuple(f"action_{i}" for i in range(len(options)))
-        self.memory_width = memory
+        names = ("action",) if single else tuple(f"action_{i}" for i in range(len(options)))
+        self.heads = (*names, NUMBERS) if components else names
+        self.head_count, self.memory_width = len(options), memory
         self.trunks = nn.ModuleList(
             Trunk(inputs, encoder, memory) for _ in range(1 if shared else 2)
         )
         width = memory or encoder
         self.actor = nn.Sequential(nn.Linear(width, head), nn.Tanh())
-        self.action_heads = ParallelHeads(head, {str(i): n for i, n in enumerate(options)})
+        widths = {str(i): n for i, n in enumerate(options)}
+        self.action_heads = ParallelHeads(head, widths) if options else None
+        self.means = nn.Linear(head, components) if components else None
+        if components:
+            self.log_deviation = nn.Parameter(torch.zeros(components))
         self.value_head = nn.Sequential(nn.Linear(width, head), nn.Tanh(), nn.Linear(head, 1))
         self._initialise()
 
@@ -110,7 +121,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
             else:
                 nn.init.zeros_(parameter)
         with torch.no_grad():
-            for layer in self.action_heads.linears():
+            heads = [] if self.action_heads is None else self.action_heads.linears()
+            for layer in (*heads, *([] if self.means is None else [self.means])):
                 layer.weight.mul_(0.01 / 2**0.5)
             self.value_layer().weight.div_(2**0.5)
 
@@ -127,7 +139,11 @@ class RecurrentPolicy(Policy[FlatObservation]):
 
     def head_parameters(self, head: str) -> list[nn.Parameter]:
         """See ``Policy.head_parameters``."""
+        if head == NUMBERS:
+            assert self.means is not None
+            return [*self.means.parameters(), self.log_deviation]
         if head != "value":
+            assert self.action_heads is not None
             return list(self.action_heads[str(self.heads.index(head))].parameters())
         trunks = self._trunks()[1:]
         return [p for module in (*trunks, self.value_head) for p in module.parameters()]
@@ -141,7 +157,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
     def noise_shape(self, observation: FlatObservation) -> tuple[int, int]:
         """See ``Policy.noise_shape``."""
         heads, widest = observation.masks.shape[-2:]
-        return heads, widest
+        return heads + (0 if self.means is None else self.means.out_features), widest
 
     def encode(self, observation: FlatObservation) -> tuple[Tensor, ...]:
         """Inputs of all memories, concatenated, ``[..., trunks * encoder]``."""
@@ -174,9 +190,11 @@ class RecurrentPolicy(Policy[FlatObservation]):
         """See ``Policy.evaluate_heads``. All heads share one padded log-softmax."""
         with full_precision(memory.device):
             distribution = self._distribution(memory, observation)
-            log_prob = distribution.log_prob(actions).sum(-1)
             choice = observation.masks.sum(-1) > 1
-            return Evaluation(log_prob, distribution.entropy(), choice, self._value(memory))
+            if self.means is not None:
+                choice = torch.cat([choice, torch.ones_like(memory[..., :1], dtype=torch.bool)], -1)
+            entropy, value = distribution.entropy(), self._value(memory)
+            return Evaluation(distribution.log_prob(actions), entropy, choice, value)
 
     @torch.no_grad()
     def act(
@@ -188,14 +206,19 @@ class RecurrentPolicy(Policy[FlatObservation]):
         memory = memory[0]
         with full_precision(memory.device):
             distribution = self._distribution(memory, observation)
-            actions = distribution.mode if noise is None else distribution.sample(noise)
-            log_prob = distribution.log_prob(actions).sum(-1)
-            return actions, log_prob, self._value(memory), hidden
+            actions = distribution.sample(noise)
+            return actions, distribution.log_prob(actions), self._value(memory), hidden
 
-    def _distribution(self, memory: Tensor, observation: FlatObservation) -> MaskedCategorical:
-        """Distribution over the options of every head, ``[..., heads, widest]``."""
-        logits = self.action_heads(self.actor(memory.chunk(len(self.trunks), -1)[0]))
-        return MaskedCategorical(logits, observation.masks, validate=False)
+    def _distribution(self, memory: Tensor, observation: FlatObservation) -> ActionDistribution:
+        features = self.actor(memory.chunk(len(self.trunks), -1)[0])
+        options = numbers = None
+        if self.action_heads is not None:
+            logits = self.action_heads(features)
+            options = MaskedCategorical(logits, observation.masks, validate=False)
+        if self.means is not None:
+            log_deviation = self.log_deviation.clamp(LOWEST, HIGHEST)
+            numbers = SquashedNormal(self.means(features).float(), log_deviation)
+        return ActionDistribution(options, numbers, self.head_count)
 
     def _value(self, memory: Tensor) -> Tensor:
         return self.value_head(memory.chunk(len(self.trunks), -1)[-1])[..., 0].float()
