@@ -51,6 +51,19 @@ def test_fused_and_foreach_are_plain_adam() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
+def test_one_call_for_actor_and_critic_gives_the_bits_of_two(fused: bool) -> None:
+    weights = []
+    for apart in (True, False):
+        policy = policy_with_gradients()
+        optimizer = PolicyOptimizer(policy, CPU, fused, apart)
+        optimizer.set_rates({"policy": 1e-2, "value": 1e-2})
+        for _ in range(3):
+            optimizer.step_unless(torch.tensor(0.0))
+        weights.append(policy.state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize("fused", [True, False])
 def test_a_skipped_step_changes_no_bit(fused: bool) -> None:
     with_skips, one = stepped(fused, [1.0, 0.0, 1.0, 0.0, 1.0])
     without, other = stepped(fused, [0.0, 0.0])

@@ -46,11 +46,12 @@ def generalised_advantages(
         advantages ``[T, N]``, returns (advantages plus values) ``[T, N]``.
     """
     deltas, continues = step_errors(rewards, values, last_value, terminated, discount, truncated)
-    advantages = torch.empty_like(deltas)
-    advantage = torch.zeros_like(last_value)
-    for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + discount * trace_decay * continues[t] * advantage
-        advantages[t] = advantage
+    decays = discount * trace_decay * continues
+    rows, advantage = [], torch.zeros_like(last_value)
+    for delta, decay in zip(reversed(deltas.unbind()), reversed(decays.unbind()), strict=True):
+        advantage = delta + decay * advantage
+        rows.append(advantage)
+    advantages = torch.stack(rows[::-1])
     return advantages, advantages + values
 
 

@@ -126,7 +126,8 @@ class GradientNorms:
 
     def clip(self, norm: Tensor, max_norm: float) -> None:
         """Scale the gradients, whose norm is ``norm``, down to at most ``max_norm``, in place."""
-        nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
 
 
 class CheckedGradients(NamedTuple):

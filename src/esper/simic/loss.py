@@ -92,7 +92,7 @@ def ppo_loss(
         choices = choice.sum((0, 1))
         steps = float(ratio.numel()) if weight is None else weight.sum()
         metrics = {
-            Metric.LOSS: loss,
+            Metric.LOSS: loss.detach(),
             Metric.POLICY_LOSS: policy_loss,
             Metric.VALUE_LOSS: value_loss,
             Metric.ENTROPY: entropy,
@@ -104,7 +104,7 @@ def ppo_loss(
             Metric.HEAD_ENTROPY: head_entropy.sum((0, 1)) / choices.clamp(min=1.0),
             Metric.HEAD_CHOICE: choices / steps,
         }
-    return loss, {name: value.detach() for name, value in metrics.items()}
+    return loss, metrics
 
 
 class _SurrogateLoss(torch.autograd.Function):
@@ -130,8 +130,7 @@ class _SurrogateLoss(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         weight, critic_weight = weights
         log_ratio = log_prob - old_log_prob
-        if weight is not None:
-            # Log-probs of padding are arbitrary: an overflow there would become NaN in the sums.
+        if weight is not None:  # log-probs of padding may overflow, to NaN in the sums
             log_ratio = torch.where(weight > 0, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = ratio * advantages
@@ -159,6 +158,7 @@ class _SurrogateLoss(torch.autograd.Function):
         ctx.heads = head_entropy.shape[-1]
         details = policy_loss, value_loss, entropy, log_ratio, ratio
         ctx.mark_non_differentiable(*details)
+        ctx.set_materialize_grads(False)
         return loss, *details
 
     @staticmethod
@@ -208,16 +208,8 @@ class CompiledLoss:
         value_weight: float | Tensor,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """``ppo_loss`` of a minibatch and its metrics."""
-        loss_inputs = (
-            minibatch.old_log_prob,
-            minibatch.advantages,
-            minibatch.targets,
-            minibatch.weight,
-            clip,
-            entropy_weight,
-            value_weight,
-            minibatch.critic_weight,
-        )
+        of_batch = minibatch.old_log_prob, minibatch.advantages, minibatch.targets, minibatch.weight
+        loss_inputs = *of_batch, clip, entropy_weight, value_weight, minibatch.critic_weight
         if not self.active:
             evaluation = self._policy.evaluate_actions(
                 minibatch.observation, minibatch.actions, minibatch.hidden

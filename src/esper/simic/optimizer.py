@@ -23,9 +23,16 @@ class PolicyOptimizer:
         device: device of the parameters.
         fused: whether to use the fused kernel rather than the foreach kernels; by default if there
             is one for the device.
+        apart: whether actor and critic have rates of their own; if not, one call steps both.
     """
 
-    def __init__(self, policy: Policy[Any], device: torch.device, fused: bool | None = None):
+    def __init__(
+        self,
+        policy: Policy[Any],
+        device: torch.device,
+        fused: bool | None = None,
+        apart: bool = True,
+    ):
         critic = policy.head_parameters("value")
         of_critic = {id(parameter) for parameter in critic}
         actor = [p for p in policy.parameters() if id(p) not in of_critic]
@@ -35,7 +42,7 @@ class PolicyOptimizer:
         self.rates = {name: torch.zeros((), device=device) for name in GROUPS}
         self.fused = fused = _has_fused(self.parameters) if fused is None else fused
         rates = [self.rates[name] if fused else 0.0 for name in GROUPS]
-        groups = zip((actor, critic), rates, strict=True)
+        groups = zip((actor, critic) if apart else (self.parameters,), rates, strict=apart)
         self.adam = torch.optim.Adam(
             [{"params": parameters, "lr": rate} for parameters, rate in groups],
             eps=1e-5,
@@ -50,9 +57,10 @@ class PolicyOptimizer:
 
     def set_rates(self, rates: dict[str, float | Tensor]) -> None:
         """Set the learning rates of the following steps, by group."""
-        for name, group in zip(GROUPS, self.adam.param_groups, strict=True):
-            self.rates[name].fill_(rates[name])
-            if not self.fused:  # the foreach kernels on a CPU need a Python number
+        for name, rate in self.rates.items():
+            rate.fill_(rates[name])
+        if not self.fused:  # the foreach kernels on a CPU need a Python number
+            for name, group in zip(GROUPS, self.adam.param_groups, strict=False):
                 group["lr"] = float(self.rates[name])
 
     def step_unless(self, skip: Tensor) -> None:

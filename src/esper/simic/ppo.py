@@ -106,7 +106,8 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.config, self.advantage_floor = config, advantage_floor
         self.estimator = estimator or GeneralisedEstimator.of(config)
         self.bootstrap = bootstrap
-        self.optimizer = PolicyOptimizer(self.policy, device)
+        apart = config.value_learning_rate is not None
+        self.optimizer = PolicyOptimizer(self.policy, device, None, apart)
         # Who bootstraps has rewards in any unit.
         self.return_moments = RunningMoments((), device, floor=0.0 if bootstrap else 1e-4)
         self.schedules = Schedules.of(config)
@@ -300,24 +301,21 @@ class PPOAgent(PolicyActor[ObservationT]):
         """Metrics of the update as a whole, in addition to those of its minibatches."""
         values, returns, weight = batch.estimates.values, batch.estimates.returns, batch.weight
         overall, within = explained_variance(values, returns, weight)
-        # Without weights, episodes are whole: the episode's return is that of its first step.
-        whole_episodes = weight is None
+
+        def mean(x: Tensor) -> Tensor:
+            # Without weights, episodes are whole: the episode's return is that of its first step.
+            return x[0].mean() if weight is None else weighted_mean(x, weight)
+
+        rates = self.optimizer.rates
         metrics = {
             Metric.EXPLAINED_VARIANCE: overall,
             Metric.EXPLAINED_VARIANCE_WITHIN_STEP: within,
-            Metric.RETURN_MEAN: returns[0].mean()
-            if whole_episodes
-            else weighted_mean(returns, weight),
-            Metric.VALUE_MEAN: values[0].mean()
-            if whole_episodes
-            else weighted_mean(values, weight),
+            Metric.RETURN_MEAN: mean(returns),
+            Metric.VALUE_MEAN: mean(values),
             Metric.CLIP: self.scalars[Metric.CLIP],
             Metric.ENTROPY_WEIGHT: self.scalars[Metric.ENTROPY_WEIGHT],
-            Metric.LEARNING_RATE: self.optimizer.rates["policy"],
-            **{
-                part_metric(Metric.LEARNING_RATE, name): rate
-                for name, rate in self.optimizer.rates.items()
-            },
+            Metric.LEARNING_RATE: rates["policy"],
+            **{part_metric(Metric.LEARNING_RATE, name): rate for name, rate in rates.items()},
             **batch.estimates.metrics,
         }
         if self.head_weights is not None:

@@ -23,14 +23,19 @@ class Part:
     Attributes:
         space: the space.
         begin, end: its columns of ``Choices``.
+        starts: smallest value of each of its heads.
     """
 
     space: spaces.Space[Any]
     begin: int
     end: int
+    starts: tuple[int, ...]
 
     def values(self, choices: Choices) -> Sequence[Any]:
         """The value of every environment."""
+        if isinstance(self.space, spaces.Discrete):
+            (start,) = self.starts
+            return [int(choice) + start for choice in choices[:, self.begin].tolist()]
         columns = choices[:, self.begin : self.end]
         if isinstance(self.space, spaces.Box):
             low, high = (bound.reshape(-1) for bound in (self.space.low, self.space.high))
@@ -38,9 +43,7 @@ class Part:
             squashed = torch.from_numpy(columns).tanh().numpy()
             values = np.clip(low + (squashed + 1.0) / 2.0 * (high - low), low, high)
         else:
-            values = columns.astype(np.int64) + np.array(starts_of(self.space))
-            if isinstance(self.space, spaces.Discrete):
-                return values[:, 0].tolist()
+            values = columns.astype(np.int64) + np.array(self.starts)
         assert self.space.shape is not None
         values = values.reshape(len(values), *self.space.shape)
         return list(values.astype(self.space.dtype, copy=False))
@@ -76,13 +79,13 @@ class Actions:
             begin = len(options) + components if box else heads
             count = spaces.flatdim(leaf) if box else len(options_of(leaf))
             heads, components = (heads, components + count) if box else (heads + count, components)
-            parts.append(Part(leaf, begin, begin + count))
+            parts.append(Part(leaf, begin, begin + count, starts_of(leaf)))
         return cls(space, options, components, tuple(parts))
 
     @property
     def starts(self) -> tuple[int, ...]:
         """Smallest value of each head."""
-        return tuple(start for part in self.parts for start in starts_of(part.space))
+        return tuple(start for part in self.parts for start in part.starts)
 
     @property
     def bounds(self) -> tuple[NDArray[Any], NDArray[Any]]:

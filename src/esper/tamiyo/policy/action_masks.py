@@ -120,7 +120,7 @@ class MaskedCategorical:
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-probability of ``value [...]``."""
-        return self.log_probs.gather(-1, value[..., None])[..., 0]
+        return self.log_probs.gather(-1, value[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Entropy in nats, ``[...]``; illegal options contribute 0."""

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -196,23 +196,26 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
         memory, _ = self.run_lstm(encoding[0], hidden)
         return self.evaluate_heads(memory, encoding, observation, actions)
 
-    def trunk_precision(self, device: torch.device) -> torch.autocast:
+    def trunk_precision(self, device: torch.device) -> AbstractContextManager[Any]:
         """The autocast context of encoder and memory.
 
         Its cast cache is off: a cached cast made while acting, without gradients, would
         detach the weights from the next backward pass.
         """
+        if self.amp_dtype is None:
+            return full_precision(device)
         return torch.autocast(
             device.type,
-            dtype=self.amp_dtype or torch.bfloat16,
-            enabled=self.amp_dtype is not None,
+            dtype=self.amp_dtype,
             cache_enabled=False,
         )
 
 
-def full_precision(device: torch.device) -> torch.autocast:
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast, even inside an autocast region."""
-    return torch.autocast(device.type, enabled=False)
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -93,6 +93,8 @@ class ParallelHeads(PackingLayer, nn.ModuleDict):
     def packed_weights(self) -> list[Tensor]:
         """Weight and bias of the one map."""
         layers = self.linears()
+        if len(layers) == 1:
+            return [layers[0].weight, layers[0].bias]
         rows = cached_tensor(self._rows, layers[0].weight.device)
         weight = torch.cat([layer.weight for layer in layers])
         bias = torch.cat([layer.bias for layer in layers])

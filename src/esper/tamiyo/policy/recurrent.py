@@ -210,7 +210,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
             return actions, distribution.log_prob(actions), self._value(memory), hidden
 
     def _distribution(self, memory: Tensor, observation: FlatObservation) -> ActionDistribution:
-        features = self.actor(memory.chunk(len(self.trunks), -1)[0])
+        features = self.actor(self._part(memory, 0))
         options = numbers = None
         if self.action_heads is not None:
             logits = self.action_heads(features)
@@ -220,5 +220,9 @@ class RecurrentPolicy(Policy[FlatObservation]):
             numbers = SquashedNormal(self.means(features).float(), log_deviation)
         return ActionDistribution(options, numbers, self.head_count)
 
+    def _part(self, memory: Tensor, trunk: int) -> Tensor:
+        """The output of a trunk."""
+        return memory if len(self.trunks) == 1 else memory.chunk(2, -1)[trunk]
+
     def _value(self, memory: Tensor) -> Tensor:
-        return self.value_head(memory.chunk(len(self.trunks), -1)[-1])[..., 0].float()
+        return self.value_head(self._part(memory, -1)).squeeze(-1).float()
