@@ -23,6 +23,9 @@ from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
+from esper.scripts.play import play
+from esper.simic.run.run_directory import stored_config
+from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts
@@ -88,8 +91,20 @@ class EvaluateArguments:
     """Whether plugins may be executed that only the run of the policy names."""
 
 
+def _trained_on_gymnasium(run: str) -> bool:
+    """Whether a policy is that of a Gymnasium task, which ``esper play`` evaluates."""
+    try:
+        return stored_config(Path(run))[0].gymnasium.gym is not None
+    except UnusableRun:
+        return False
+
+
 def evaluate(arguments: list[str]) -> int:
     """Measure a policy against controls on fresh hosts."""
+    if arguments and not arguments[0].startswith("-"):
+        if _trained_on_gymnasium(arguments[0]):
+            return play(arguments)
+        arguments = ["--policy", *arguments]
     options = parse(EvaluateArguments, PROGRAM, arguments)
     outlive_output()
     permission = Permission(options.plugin, trust=options.trust)

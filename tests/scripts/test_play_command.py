@@ -282,6 +282,45 @@ def test_the_exported_file_plays_the_same_episodes_without_esper(
     assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-9)
 
 
+def test_the_first_episodes_are_filmed(tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    run = train(tmp_path / "runs", rounds=1)
+    command(["play", str(run), "--episodes", "6", "--video", str(tmp_path / "videos")])
+    videos = sorted((tmp_path / "videos").glob("*.mp4"))
+    assert len(videos) == 5
+    assert all(video.stat().st_size > 1000 for video in videos)
+
+
+def test_the_onnx_file_gives_the_actions_of_the_policy(tmp_path: Path, capsys) -> None:
+    """Of every step of 20 episodes; esper evaluate is esper play for a run of a Gymnasium task."""
+    runtime = pytest.importorskip("onnxruntime")
+    file, out = tmp_path / "tasks_of_mine.py", tmp_path / "policy.onnx"
+    file.write_text(f"import gymnasium\nimport numpy as np\n{MASKED}")
+    run = train(tmp_path / "runs", gym="test/Mixed-v0", plugin=(str(file),), rounds=2)
+    words = ["evaluate", str(run), "--episodes", "2", "--trust", "--onnx", str(out)]
+    assert command(words) == 0
+    assert "mean return " in capsys.readouterr().out
+    policy, session = esper.load_policy(run, trust=True), runtime.InferenceSession(out)
+    names = [one.name for one in session.get_inputs()]
+    assert names == ["observation", "mask", "state_0", "state_1"]
+    assert [one.name for one in session.get_outputs()][:2] == ["actions", "numbers"]
+    for number in range(20):
+        (environment,) = make("test/Mixed-v0", {}, 1)
+        observation, info = environment.reset(seed=number)
+        state, theirs, over = None, [np.zeros((1, 1, 8), np.float32)] * 2, False
+        while not over:
+            mask = np.asarray(info["action_mask"])[None, None] > 0
+            flat = np.ravel(observation)[None].astype(np.float64)
+            inputs = dict(zip(names, [flat, mask, *theirs], strict=True))
+            actions, numbers, *theirs = session.run(None, inputs)
+            action, state = policy.act(observation, state, info["action_mask"])
+            assert int(actions[0, 0]) == action["fire"]
+            assert numbers[0] == pytest.approx(action["aim"], abs=1e-5)
+            observation, _, terminated, truncated, info = environment.step(action)
+            over = terminated or truncated
+
+
 def test_what_cannot_be_played_is_one_line(tmp_path: Path, capsys) -> None:
     run, _ = plugin_run(tmp_path, rounds=1, evaluate_every=1)
     growth = train_ppo_vectorized(telemetry_dir=str(tmp_path / "growth"), rounds=1, **SMALL).path
@@ -289,6 +328,16 @@ def test_what_cannot_be_played_is_one_line(tmp_path: Path, capsys) -> None:
     assert "run: " in refusal(capsys, command, "play", str(tmp_path))
     assert "trained no Gymnasium task" in refusal(capsys, command, "play", str(growth))
     assert "episodes: " in refusal(capsys, command, "play", str(run), "--episodes", "0")
+    error = refusal(capsys, command, "play", str(run), "--onnx", str(tmp_path / "policy.pt"))
+    assert error.startswith("esper: onnx: ")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.leyline.extras.find_spec", lambda name: None)
+        error = refusal(capsys, command, "play", str(run), "--video", str(tmp_path / "videos"))
+    assert error == "esper: video: needs the library moviepy; pip install 'esper-growth[video]'\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.leyline.extras.find_spec", lambda name: name)
+        error = refusal(capsys, command, "evaluate", str(run), "--video", str(tmp_path))
+    assert "give a new or an empty folder" in error
     best = best_checkpoint(run)
     assert best is not None
     (best / "policy.pt").write_bytes(b"nothing")

@@ -5,11 +5,12 @@ from typing import Literal
 
 from esper.leyline.errors import UsageError
 
-Extra = Literal["onnx", "report", "tui"]
+Extra = Literal["onnx", "report", "tui", "video"]
 LIBRARIES: dict[Extra, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript"),
     "report": ("jinja2", "matplotlib"),
     "tui": ("textual", "textual_plotext"),
+    "video": ("moviepy",),
 }
 """The libraries that every use of an extra needs, by their import names."""
 

@@ -176,7 +176,7 @@ def _write_programs(
         print(f"{PROGRAM} takes batches of {size} alone ({portable.reason})")
     try:
         require("onnx", f"no {ONNX}", "onnxruntime")
-        content = onnx_bytes(portable.program, standard_names=False)
+        content = onnx_bytes(portable.program, None, None)
     except UsageError as missing:
         print(missing)
         return differs

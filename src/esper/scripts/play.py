@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from esper.leyline.config.setting import Range, setting
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
+from esper.leyline.extras import require
 from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
 from esper.scripts.flags import parse
@@ -15,6 +16,10 @@ from esper.scripts.grow import check_writable
 
 if TYPE_CHECKING:
     from esper.simic.tools.gym_policy import GymPolicy
+
+
+FORMATS = {"out": ".pt2", "onnx": ".onnx"}
+"""Ends of the names of exported files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +40,11 @@ class PlayArguments:
     out: Path | None = None
     """A .pt2 file to write: a step of the policy, normalisation and memory included, which runs
     with torch alone."""
+    onnx: Path | None = None
+    """The same as an ONNX file; needs pip install 'esper-growth[onnx]'."""
+    video: Path | None = None
+    """A folder to write videos of the first five episodes to; needs pip install
+    'esper-growth[video]'."""
     plugin: tuple[str, ...] = ()
     """Python files that register the environment."""
     gym: str | None = None
@@ -46,8 +56,15 @@ class PlayArguments:
 def play(arguments: list[str]) -> int:
     """Play a Gymnasium task with the policy of a run."""
     flags = parse(PlayArguments, "esper play", arguments)
-    if flags.out is not None:
-        check_writable("out", flags.out, ".pt2")
+    for name, path in (("out", flags.out), ("onnx", flags.onnx)):
+        if path is not None:
+            check_writable(name, path, FORMATS[name])
+    if flags.onnx is not None:
+        require("onnx", "onnx")
+    if flags.video is not None:
+        require("video", "video")
+        if flags.video.exists() and (not flags.video.is_dir() or any(flags.video.iterdir())):
+            raise UsageError(f"video: {flags.video} exists; give a new or an empty folder")
     import numpy as np
 
     from esper.karn.intervals import interval
@@ -57,7 +74,7 @@ def play(arguments: list[str]) -> int:
     with phase("loading the policy"):
         policy = gym_policy(flags.run, flags.latest, permission)
     with phase("playing"):
-        episodes = policy.play(flags.episodes, flags.greedy)
+        episodes = policy.play(flags.episodes, flags.greedy, flags.video)
     returns = [episode.episode_return for episode in episodes]
     bounds, estimate = "", interval(np.array([returns]))
     if len(returns) > 1:
@@ -68,30 +85,36 @@ def play(arguments: list[str]) -> int:
         f"lowest {min(returns):.2f}, highest {max(returns):.2f}, "
         f"mean length {fmean(episode.length for episode in episodes):.1f} steps"
     )
-    if flags.out is not None:
-        _write(flags.out, policy)
+    if flags.out is not None or flags.onnx is not None:
+        _write({"out": flags.out, "onnx": flags.onnx}, policy)
+    if flags.video is not None:
+        print(f"wrote videos to {flags.video}")
     print(f"policy of round {policy.round}/{policy.config.world.rounds} of {flags.run}")
     return 0
 
 
-def _write(path: Path, policy: "GymPolicy") -> None:
-    """Export a step of the policy to a file, and say what it takes and gives."""
-    from esper.tolaria.export import pt2_bytes
+def _write(paths: dict[str, Path | None], policy: "GymPolicy") -> None:
+    """Export a step of the policy to files, and say what it takes and gives."""
+    from esper.tolaria.export import onnx_bytes, pt2_bytes
 
-    content = pt2_bytes(policy.export())
-    try:
-        replace_synced(path, content)
-    except OSError as error:
-        raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
-    inputs, components = policy.example.shape.inputs, policy.example.shape.components
+    program, names = policy.export(), policy.export_names()
+    for name, path in paths.items():
+        if path is None:
+            continue
+        content = pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
+        try:
+            replace_synced(path, content)
+        except OSError as error:
+            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
+        print(f"wrote {path} ({len(content) / 1000:.0f} kB)")
+    shape = policy.example.shape
     heads, widest = policy.example.observation.masks.shape[1:]
     states = policy.actor.policy.initial_hidden(1)
-    gives = [f"actions [N, {heads}]"] if heads else []
-    gives += [f"numbers [N, {components}]"] if components else []
-    gives += ["the state"] if states else []
     state = f", state {len(states)} x [1, N, {states[0].shape[-1]}]" if states else ""
+    gives = [f"actions [N, {heads}]"] if heads else []
+    gives += [f"numbers [N, {shape.components}]"] if shape.components else []
+    gives += ["the state"] if states else []
     print(
-        f"wrote {path} ({len(content) / 1000:.0f} kB): takes observation [N, {inputs}] "
-        f"(float64, flat), mask [N, {heads}, {widest}] (bool){state}; "
-        f"gives {' and '.join(gives)}"
+        f"takes observation [N, {shape.inputs}] (float64, flat), mask [N, {heads}, {widest}] "
+        f"(bool){state}; gives {' and '.join(gives)}"
     )

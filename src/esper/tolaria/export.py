@@ -7,6 +7,7 @@ import copy
 import io
 import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -175,17 +176,18 @@ def pt2_bytes(program: ExportedProgram) -> bytes:
     return content.getvalue()
 
 
-def onnx_bytes(program: ExportedProgram, standard_names: bool = True) -> bytes:
+def onnx_bytes(
+    program: ExportedProgram,
+    inputs: Sequence[str] | None = (INPUT,),
+    outputs: Sequence[str] | None = (OUTPUT,),
+) -> bytes:
     """``program`` as the content of an ``.onnx`` file; needs the packages onnx and onnxscript.
 
     Args:
         program: the program.
-        standard_names: whether input and output are called ``INPUT`` and ``OUTPUT``; else they
-            have the names of the program.
+        inputs, outputs: names of its inputs and outputs; None for those of the program.
     """
-    names: dict[str, Any] = (
-        {"input_names": [INPUT], "output_names": [OUTPUT]} if standard_names else {}
-    )
+    names: dict[str, Any] = {"input_names": inputs, "output_names": outputs}
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

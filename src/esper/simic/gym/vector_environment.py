@@ -217,9 +217,13 @@ class GymEnvironments:
 
     def _begin(self, i: int, episode: int) -> None:
         bits = random_bits(self.seed, self.identities[i : i + 1], Purpose.GYM_RESET, episode, 0, 1)
-        observation, info = self.environments[i].reset(seed=int(bits))
         self.episode[i] = episode
         self._history[i].clear()
+        try:
+            observation, info = self.environments[i].reset(seed=int(bits))
+        except Exception as error:
+            name = type(error).__name__
+            raise self._fault(i, f"raised {name}: {first_line(error)}") from error
         self.reward[i] = self._returns[i] = 0.0
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._store(i, observation, info)

@@ -3,12 +3,14 @@
 ``load_policy`` is public as ``esper.load_policy``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import Env
+from gymnasium.wrappers import RecordVideo
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
@@ -34,6 +36,8 @@ from esper.tamiyo.policy.interface import RecurrentState
 from esper.tamiyo.policy.recurrent import FlatObservation
 
 CPU = torch.device("cpu")
+VIDEOS = 5
+"""Number of episodes that are filmed."""
 EXAMPLES = 3
 """Rows of the traced call; torch.export treats 0 or 1 as a constant."""
 
@@ -157,18 +161,48 @@ class GymPolicy:
                 PolicyStep(self).eval(), (observation, mask, *state), dynamic_shapes=shapes
             )
 
-    def play(self, episodes: int, greedy: bool = True) -> list[Episode]:
+    def export_names(self) -> tuple[list[str], list[str]]:
+        """Names of the inputs and outputs of ``export``."""
+        count = len(self.actor.policy.initial_hidden(1))
+        actions = self.example.actions
+        gives = ["actions"] * bool(actions.options) + ["numbers"] * bool(actions.components)
+        before, after = ([f"{name}_{i}" for i in range(count)] for name in ("state", "next_state"))
+        return ["observation", "mask", *before], [*gives, *after]
+
+    def play(self, episodes: int, greedy: bool = True, videos: Path | None = None) -> list[Episode]:
         """Play fresh episodes of the task, whose seeds no training has.
 
         Args:
             episodes: number of episodes, each in an environment of its own.
             greedy: whether to take the most probable action rather than draw one.
+            videos: folder for videos of the first ``VIDEOS`` episodes; none if None.
+
+        Raises:
+            UsageError: the task cannot be drawn.
         """
-        environments = made_environments(self.config, EVALUATION, EVALUATION + episodes)
+        config = self.config if videos is None else _drawing(self.config)
+        environments = made_environments(config, EVALUATION, EVALUATION + episodes)
+        if videos is not None:
+            _film(environments.environments, videos)
         try:
             return play(self.actor, environments, greedy)
         finally:
             environments.close()
+
+
+def _drawing(config: TrainConfig) -> TrainConfig:
+    """Settings whose environments draw pictures."""
+    words = (*config.gymnasium.gym_args, "render_mode=rgb_array")
+    return replace(config, gymnasium=replace(config.gymnasium, gym_args=words))
+
+
+def _film(environments: list[Env[Any, Any]], folder: Path) -> None:
+    """Film the first episode of the first environments."""
+    for i, environment in enumerate(environments[:VIDEOS]):
+        name = f"episode-{i + 1}"
+        environments[i] = RecordVideo(
+            environment, str(folder), lambda number: number == 0, name_prefix=name
+        )
 
 
 def load_policy(run: str | Path, *, latest: bool = False, trust: bool = False) -> GymPolicy:
