@@ -226,13 +226,15 @@ class LearnerConfig:
     """Weight of the entropy bonus, in reward per nat."""
     entropy_per_head: tuple[str, ...] = setting((), only="growth")
     """Factors of the entropy weight by head, such as op=1 blueprint=1.3; 1 for the other heads."""
-    entropy_decay: Literal["none", "linear", "cosine", "step"] = "none"
+    entropy_decay: Literal["none", "linear", "cosine", "step"] = setting(
+        "none", defaults={"gym": "linear"}
+    )
     """Decay of the entropy weight; entropy_decay_steps, entropy_end_factor and entropy_step_size
     work like the settings of lr_decay."""
     entropy_decay_steps: int | None = setting(None, up_to(10_000_000))
     """Update at which the entropy weight reaches its final value; by default as for
     lr_decay_steps."""
-    entropy_end_factor: float = setting(0.1, Range(0.0, 1e6, open=True))
+    entropy_end_factor: float = setting(0.1, Range(0.0, 1e6, open=True), defaults={"gym": 0.01})
     """Final entropy weight as a fraction of the initial one."""
     entropy_step_size: int = setting(10, up_to(10_000_000))
     """Updates between two reductions with --entropy-decay step."""
