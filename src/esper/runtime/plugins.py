@@ -13,6 +13,7 @@ from esper.kasmina.blueprints import BUILDERS
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
+from esper.runtime.encoders import ENCODERS
 from esper.runtime.gate import Permission
 from esper.runtime.paths import absolute_path
 from esper.runtime.tasks import FAMILIES, SUITES, TASKS
@@ -129,7 +130,10 @@ def digest(path: str) -> str:
         return "missing"
 
 
-_REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS)
+_REGISTERS: tuple[dict[str, Any], ...] = (
+    *(TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS),
+    ENCODERS,
+)
 
 
 def _registry() -> tuple[list[str], list[dict[str, Any]]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from esper.leyline.config.setting import Range, setting
 from esper.leyline.disk import replace_synced
-from esper.leyline.errors import UsageError
+from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
@@ -97,11 +97,15 @@ def _write(paths: dict[str, Path | None], policy: "GymPolicy") -> None:
     """Export a step of the policy to files, and say what it takes and gives."""
     from esper.tolaria.export import onnx_bytes, pt2_bytes
 
-    program, names = policy.export(), policy.export_names()
     for name, path in paths.items():
         if path is None:
             continue
-        content = pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
+        try:
+            program, names = policy.export(), policy.export_names()
+            content = pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
+        except Exception as error:
+            reason = first_line(error)
+            raise UsageError(f"{name}: torch cannot export this policy ({reason})") from error
         try:
             replace_synced(path, content)
         except OSError as error:

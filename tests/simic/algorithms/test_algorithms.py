@@ -1,6 +1,9 @@
 """An algorithm registers itself: one module with its settings, and the command exists."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,3 +91,37 @@ def test_help_and_completion_know_it(capsys: pytest.CaptureFixture[str]) -> None
 def test_its_settings_are_its_own(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         unflatten(settings)
+
+
+COMMAND = "from esper_growth import main; exit(main())"
+
+
+def test_the_algorithm_of_another_package_is_a_command(tmp_path: Path) -> None:
+    """The example of docs/extending.md, as an installed package."""
+    source = Path(__file__).parents[3] / "examples" / "own_algorithm.py"
+    assert len(source.read_text().splitlines()) <= 60
+    (tmp_path / source.name).write_text(source.read_text())
+    metadata = tmp_path / "own_algorithm-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-algorithm\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[esper.algorithms]\nranks = own_algorithm\n")
+    words = (
+        "train ranks --gym CartPole-v1 --spread 0.5 --rounds 1 --envs 2 --name a"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from esper_growth import main; exit(main())",
+            *words.split(" "),
+            "--telemetry-dir",
+            str(tmp_path),
+        ],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((tmp_path / "a" / "config.json").read_text())["settings"]
+    assert (settings["algorithm"], settings["spread"]) == ("ranks", 0.5)

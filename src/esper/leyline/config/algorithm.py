@@ -1,13 +1,15 @@
 """The registry of the algorithms by which a policy learns.
 
-Each is one module of ``esper.simic.algorithms``, which registers it when it is imported. Commands,
-help, settings, checks and runs derive from what is registered here.
+Each is one module, of ``esper.simic.algorithms`` or of an installed package that names it as an
+entry point of the group ``esper.algorithms``. It registers the algorithm when it is imported.
+Commands, help, settings, checks and runs derive from what is registered here.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 HOME = "esper.simic.algorithms"
 """The package of the algorithms. Its modules import torch only when a run is made."""
+GROUP = "esper.algorithms"
+"""Group of the entry points by which other packages name theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +120,8 @@ def unregister(name: str) -> None:
 def _import_algorithms() -> None:
     for module in iter_modules(import_module(HOME).__path__):
         import_module(f"{HOME}.{module.name}")
+    for point in entry_points(group=GROUP):
+        point.load()
 
 
 def algorithms() -> Mapping[str, Algorithm]:

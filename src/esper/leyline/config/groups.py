@@ -137,6 +137,9 @@ class GymConfig:
     length=32."""
     rollout_steps: int = setting(256, up_to(100_000), only="gym", main=True)
     """Steps per environment between two updates, which is the length of a round."""
+    encoder: str | None = setting(None, only="gym")
+    """Name of an encoder of observations that a plugin registers (docs/gymnasium.md); by default a
+    linear layer."""
     memory: Literal["lstm", "none"] = setting("lstm", only="gym")
     """Memory of the policy; with none, the policy sees only the current observation."""
     critic: Literal["shared", "separate"] = setting("shared", only="gym")

@@ -1,15 +1,18 @@
 """The learner of a Gymnasium task."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline.config import TrainConfig
+from esper.leyline.errors import UsageError
 from esper.simic.graphs import agent_class
 from esper.simic.gym.cut_offs import bootstrap
+from esper.simic.gym.structured_encoder import structured_encoder
 from esper.simic.gym.vector_environment import Shape
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
@@ -61,6 +64,8 @@ class FlatMoments:
         return {"features": self.features}
 
 
+ENCODER = 64
+"""Width of the encoder, if it is not the user's own."""
 SMALLEST_DEVIATION = 1e-30
 """Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
 
@@ -79,13 +84,23 @@ def gym_agent(
         shape: sizes of the task's observations and actions.
         device, compile_mode: see ``PPOAgent``.
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
+
+    Raises:
+        UsageError: the encoder does not exist, or fails.
     """
     memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
+
+    encoder: int | Callable[[], tuple[nn.Module, int]] = ENCODER
+    name = config.gymnasium.encoder
+    if name is not None:
+        if shape.space is None:
+            raise UsageError("encoder: an update of a policy with your own encoder has no replay")
+        encoder = partial(structured_encoder, name, shape.space)
 
     def network() -> RecurrentPolicy:
         shared = config.gymnasium.critic == "shared"
         policy = RecurrentPolicy(
-            shape.inputs, shape.options, memory, shared, components=shape.components
+            shape.inputs, shape.options, memory, shared, encoder, components=shape.components
         )
         policy.amp_dtype = amp_dtype
         return policy
@@ -103,5 +118,5 @@ def gym_agent(
         bootstrap=bootstrap,
         **config.algorithm.learner_arguments(config.learner),
     )
-    agent.shape = asdict(shape)
+    agent.shape = asdict(replace(shape, space=None))
     return agent

@@ -8,7 +8,7 @@ actions taken in that episode, and is restored by replaying them. No pickle is n
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +43,7 @@ class Shape:
         measured: whether some features are quantities, which are normalised.
         raw: first column of other features and the one after their last, in pairs.
         components: number of components of Box actions.
+        space: the observation space; None where it is not known.
     """
 
     inputs: int
@@ -50,6 +51,7 @@ class Shape:
     measured: bool
     raw: tuple[tuple[int, int], ...] = ()
     components: int = 0
+    space: spaces.Space[Any] | None = field(default=None, compare=False)
 
 
 def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
@@ -83,7 +85,7 @@ def shape_of(env: Env[Any, Any]) -> Shape:
     boxes = [isinstance(part, spaces.Box) for part in parts]
     raw = [pair for pair, box in zip(pairwise(ends), boxes, strict=True) if not box]
     actions = actions_of(env)
-    return Shape(width, actions.options, any(boxes), tuple(raw), actions.components)
+    return Shape(width, actions.options, any(boxes), tuple(raw), actions.components, space)
 
 
 def _parts_of(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any] | None]:

@@ -4,7 +4,9 @@ This is the policy for tasks other than growing networks. Its heads, and the com
 actions, are sampled independently, given the output of the memory.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -49,15 +51,15 @@ class Trunk(nn.Module):
     """Encoder and memory.
 
     Args:
-        inputs: number of features of an observation.
-        encoder: width of the encoder.
+        encoder: encodes the features of an observation.
+        width: width of its output.
         memory: width of the LSTM; 0 for no LSTM.
     """
 
-    def __init__(self, inputs: int, encoder: int, memory: int):
+    def __init__(self, encoder: nn.Module, width: int, memory: int):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(inputs, encoder), nn.Tanh())
-        self.lstm = StepwiseLSTM(encoder, memory) if memory else None
+        self.encoder, self.width = encoder, width
+        self.lstm = StepwiseLSTM(width, memory) if memory else None
 
     def run_lstm(self, features: Tensor, hidden: RecurrentState) -> tuple[Tensor, RecurrentState]:
         """Output ``[T, N, width]`` for encoded features, and the state after the last step."""
@@ -73,7 +75,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
         memory: width of the LSTM; 0 for no LSTM, so that the policy sees only the current step.
         shared: whether actor and critic share a trunk. A shared trunk costs half as much; with
             separate trunks the critic's gradients do not change the actor's features.
-        encoder: width of the encoder.
+        encoder: width of the encoder, a linear layer; or makes another and tells its width. That
+            keeps its initial weights.
         head: hidden units of the actor's and of the critic's head.
         components: number of components of Box actions.
     """
@@ -84,7 +87,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         options: tuple[int, ...],
         memory: int = 64,
         shared: bool = False,
-        encoder: int = 64,
+        encoder: int | Callable[[], tuple[nn.Module, int]] = 64,
         head: int = 64,
         components: int = 0,
     ):
@@ -93,10 +96,14 @@ class RecurrentPolicy(Policy[FlatObservation]):
         names = ("action",) if single else tuple(f"action_{i}" for i in range(len(options)))
         self.heads = (*names, NUMBERS) if components else names
         self.head_count, self.memory_width = len(options), memory
-        self.trunks = nn.ModuleList(
-            Trunk(inputs, encoder, memory) for _ in range(1 if shared else 2)
-        )
-        width = memory or encoder
+
+        def linear(width: int) -> tuple[nn.Module, int]:
+            return nn.Sequential(nn.Linear(inputs, width), nn.Tanh()), width
+
+        make = partial(linear, encoder) if isinstance(encoder, int) else encoder
+        self.own_encoder = not isinstance(encoder, int)
+        self.trunks = nn.ModuleList(Trunk(*make(), memory) for _ in range(1 if shared else 2))
+        width = memory or self._trunks()[0].width
         self.actor = nn.Sequential(nn.Linear(width, head), nn.Tanh())
         widths = {str(i): n for i, n in enumerate(options)}
         self.action_heads = ParallelHeads(head, widths) if options else None
@@ -114,7 +121,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
         learning masked CartPole took a third longer.
         """
         for name, parameter in self.named_parameters():
-            if "lstm" in name:
+            if "lstm" in name or (self.own_encoder and ".encoder." in name):
                 continue
             if parameter.ndim == 2:
                 nn.init.orthogonal_(parameter, 2**0.5)
