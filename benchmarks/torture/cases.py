@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from esper.simic.training.vectorized import train_ppo_vectorized
 from torture.common import TINY, differs, trained
 from torture.seals import MODEL
 
@@ -133,6 +134,7 @@ def _call(words: list[str], log: Path, begins: Event, disturb: Disturbance | Non
 def cases(work: Path) -> Iterator[Case]:
     """The commands, with the files in ``work`` that they read."""
     yield from _learners(work)
+    yield from _gymnasium(work)
     model = work / "mine.py"
     model.write_text(MODEL)
     grow = ["grow", "--model", str(model), "--policy=never", "--epochs=2"]
@@ -174,6 +176,28 @@ def _learners(work: Path) -> Iterator[Case]:
         words = ["train", algorithm, f"--records={records}", "--epochs=3", "--held-out=0"]
         words += ["--lstm-hidden=8", "--threads=1", *place]
         yield Case(algorithm, words, partial(_resumed, words), _same_runs)
+
+
+def _gymnasium(work: Path) -> Iterator[Case]:
+    """Commands of a Gymnasium task: training keeps the best checkpoint, playing exports it."""
+    settings: dict[str, Any] = {
+        "gym": "CartPole-v1",
+        "envs": 2,
+        "rollout_steps": 16,
+        "lstm_hidden": 8,
+    }
+    settings |= {"evaluate_every": 1, "evaluation_episodes": 2, "threads": 1, "rounds": 2}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    train = ["train", "ppo", *flags, "--name=small", "--telemetry-dir=DISK/runs"]
+    yield Case("gym", train, partial(_resumed, train), _same_runs)
+    run = work / "base" / "cart"
+    if not run.exists():
+        train_ppo_vectorized(name=run.name, telemetry_dir=str(run.parent), **settings)
+    play = ["play", str(run), "--episodes=2", "--out=DISK/policy.pt2"]
+    earlier = work / "old-policy.pt2"
+    earlier.write_text("an earlier policy")
+    same = partial(_same_files, names=("policy.pt2",))
+    yield Case("play", play, partial(_unchanged, play), same, (("policy.pt2", earlier),))
 
 
 def _resumed(train: list[str], disk: Path) -> list[str]:

@@ -49,6 +49,15 @@ def test_a_gain_that_has_levelled_off_was_learned() -> None:
     assert verdict(level[:12]).state == "learning"
 
 
+def test_a_return_that_rose_at_once_and_sank_at_the_end_was_learned_but_not_steadily() -> None:
+    """CartPole with the defaults, seed 42: solved in round 10, and 240 to 500 in the last ones."""
+    rose, sank = [20, 60, 150, 300, 420], [481, 500, 221, 500, 392, 437, 241]
+    found = verdict([*rose, *[500.0 + x for x in 3 * NOISE], *sank], explained_variance=-1.0)
+    assert found.state == "learned"
+    assert found.text.endswith("in 48 rounds, but not steadily")
+    assert verdict(2 * NOISE).state == "not learning"
+
+
 def test_a_gain_that_is_always_the_same_is_not_learning() -> None:
     found = verdict([1.0] * 12)
     assert found.text.startswith("not learning: gain is the same in every round")

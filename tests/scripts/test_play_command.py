@@ -68,6 +68,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> N
 
 def test_a_resumed_run_keeps_the_same_best_checkpoint(tmp_path: Path) -> None:
     settings = {"evaluate_every": 1, "learning_rate": 1e-2, "lr_decay_steps": 6}
+    settings["entropy_decay_steps"] = 6
     whole = train(tmp_path / "whole", rounds=6, **settings)
     cut = train(tmp_path / "cut", rounds=3, **settings)
     resume_ppo(cut, {"rounds": 6})

@@ -60,7 +60,7 @@ def diagnose(
     The trend is Kendall's rank correlation of value and round (Mann, "Nonparametric tests against
     trend", 1945), which needs no straight line and is not moved by single rounds. Rounds count as
     independent, so slow drift may pass for a trend. A curve that rose but has no trend in its
-    second half has levelled off.
+    second half has levelled off; one without a trend that began lower has learned, not steadily.
 
     Args:
         curve: gain, or return of a Gymnasium task.
@@ -90,6 +90,8 @@ def diagnose(
             since = len(values) - len(half) + 1
             return Verdict("learned", f"learned: {span}, without a trend since round {since}")
         return Verdict("learning", f"learning: {span}")
+    if trend == 0 and not failure and _began_lower(values):
+        return Verdict("learned", f"learned: {span}, but not steadily")
     if trend < 0:
         return Verdict("getting worse", f"getting worse: {span}; {cause}")
     if trend == 0:
@@ -103,6 +105,16 @@ def _trend(values: Sequence[float]) -> int:
         return 0
     correlation = stats.kendalltau(range(len(values)), values)
     return int(math.copysign(1, correlation.statistic)) if correlation.pvalue < SIGNIFICANT else 0
+
+
+def _began_lower(values: Sequence[float]) -> bool:
+    """Whether the first tenth of the rounds is below the others, by their ranks.
+
+    A curve that rose at once and then sank a little has no trend.
+    """
+    part = max(3, math.ceil(len(values) / 10))
+    test = stats.mannwhitneyu(values[:part], values[part:], alternative="less")
+    return bool(test.pvalue < SIGNIFICANT / 5)
 
 
 def _span(curve: Curve, values: Sequence[float]) -> str:

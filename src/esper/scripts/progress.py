@@ -14,13 +14,16 @@ from rich.table import Table
 
 from esper.karn.final_figures import FIGURES, last_tenth
 from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
+from esper.karn.store import read_events
 from esper.leyline.config import TrainConfig
+from esper.leyline.events import GymEvaluation
 from esper.leyline.metrics import Metric
 from esper.leyline.phases import phase
 from esper.simic.gym.collect import GymStep
 from esper.simic.offline.offline_run import OfflineSummary
 from esper.simic.offline.offline_session import EpochSummary
 from esper.simic.offline.recorded_data import RecordedData
+from esper.simic.run.checkpoint import best_checkpoint
 from esper.simic.run.run_directory import RunDirectory
 from esper.simic.training.gym_trainee import GymSummary
 from esper.simic.training.session import AnySummary
@@ -174,6 +177,13 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         verdict = _verdict(rounds)
         if verdict is not None:
             console.out(verdict.text, highlight=False)
+        best = best_checkpoint(summary.path) if gym else None
+        if best is not None:
+            evaluations = [each for each in read_events(summary.path, GymEvaluation) if each.best]
+            mean, number = evaluations[-1].episode_return, evaluations[-1].round
+            console.out(
+                f"best policy: evaluation {mean:.2f} in round {number}, kept in {best.name}"
+            )
     console.out(f"run directory: {summary.path}", highlight=False)
 
 

@@ -105,9 +105,7 @@ def test_the_algorithm_of_another_package_is_a_command(tmp_path: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-algorithm\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[esper.algorithms]\nranks = own_algorithm\n")
-    words = (
-        "train ranks --gym CartPole-v1 --spread 0.5 --rounds 1 --envs 2 --name a"
-    )
+    words = "train ranks --gym CartPole-v1 --spread 0.5 --rounds 1 --envs 2 --name a"
     done = subprocess.run(
         [
             sys.executable,

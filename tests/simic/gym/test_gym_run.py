@@ -1,6 +1,7 @@
 """Runs of Gymnasium tasks from the command line: directory, resuming, faults, usage errors."""
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -80,7 +81,8 @@ def run_of(folder: Path) -> Path:
 
 
 def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> None:
-    assert train(tmp_path, "--gym", "CartPole-v1", "--rounds", "3", *SMALL) == 0
+    evaluated = ["--evaluate-every", "3"]
+    assert train(tmp_path, "--gym", "CartPole-v1", "--rounds", "3", *SMALL, *evaluated) == 0
     run = run_of(tmp_path)
     assert run.name.endswith("-CartPole-v1")
     settings = json.loads((run / "config.json").read_text())["settings"]
@@ -105,6 +107,7 @@ def test_a_run_writes_settings_events_and_a_table(tmp_path: Path, capsys) -> Non
     assert len(list(read_events(run, AnalyticsSnapshot))) == 3
     out = capsys.readouterr().out
     assert "round 3/3  return " in out
+    assert re.search(r"\nbest policy: evaluation \d+\.\d\d in round 3, kept in best-000003\n", out)
     for words in ("mean of a round", "return", "episodes per round", "steps per second"):
         assert words in out
 
@@ -122,7 +125,7 @@ def test_a_resumed_run_ends_in_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, flags: list[str]
 ) -> None:
     """FrozenLake slips at random; in all tasks episodes continue across rounds."""
-    adaptive = ["--lr-adaptive-kl", "0.01"]
+    adaptive = ["--lr-adaptive-kl", "0.01", "--entropy-decay-steps", "4"]
     straight, parted = tmp_path / "straight", tmp_path / "parted"
     assert train(straight, *flags, *SMALL, *adaptive, "--rounds", "4") == 0
     assert train(parted, *flags, *SMALL, *adaptive, "--rounds", "2") == 0

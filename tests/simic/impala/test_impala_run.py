@@ -43,6 +43,7 @@ def command(folder: Path, *words: str) -> int:
 @pytest.mark.parametrize("settings", [SMALL, GYM], ids=["growth", "gym"])
 def test_a_resumed_run_ends_in_the_same_bits(settings: dict, tmp_path: Path) -> None:
     settings = {**settings, "lag": 2, "learning_rate": 1e-2, "lr_decay_steps": 5}
+    settings["entropy_decay_steps"] = 5
     whole = train_impala(rounds=5, telemetry_dir=str(tmp_path / "whole"), **settings)
     cut = train_impala(rounds=3, telemetry_dir=str(tmp_path / "cut"), **settings)
     assert len(load_latest(cut.path).parts["lagged_actor"]) == 3
