@@ -130,10 +130,7 @@ def digest(path: str) -> str:
         return "missing"
 
 
-_REGISTERS: tuple[dict[str, Any], ...] = (
-    *(TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS),
-    ENCODERS,
-)
+_REGISTERS: tuple[dict[str, Any], ...] = (TASKS, SUITES, FAMILIES, BUILDERS, HEAD_WIDTHS, ENCODERS)
 
 
 def _registry() -> tuple[list[str], list[dict[str, Any]]]:

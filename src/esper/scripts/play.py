@@ -97,19 +97,21 @@ def _write(paths: dict[str, Path | None], policy: "GymPolicy") -> None:
     """Export a step of the policy to files, and say what it takes and gives."""
     from esper.tolaria.export import onnx_bytes, pt2_bytes
 
-    for name, path in paths.items():
-        if path is None:
-            continue
-        try:
-            program, names = policy.export(), policy.export_names()
-            content = pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
-        except Exception as error:
-            reason = first_line(error)
-            raise UsageError(f"{name}: torch cannot export this policy ({reason})") from error
+    try:
+        program, names = policy.export(), policy.export_names()
+        contents = {
+            path: pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
+            for name, path in paths.items()
+            if path is not None
+        }
+    except Exception as error:
+        reason = first_line(error)
+        raise UsageError(f"out: torch cannot export this policy ({reason})") from error
+    for path, content in contents.items():
         try:
             replace_synced(path, content)
         except OSError as error:
-            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
+            raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
         print(f"wrote {path} ({len(content) / 1000:.0f} kB)")
     shape = policy.example.shape
     heads, widest = policy.example.observation.masks.shape[1:]

@@ -177,14 +177,19 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         verdict = _verdict(rounds)
         if verdict is not None:
             console.out(verdict.text, highlight=False)
-        best = best_checkpoint(summary.path) if gym else None
-        if best is not None:
-            evaluations = [each for each in read_events(summary.path, GymEvaluation) if each.best]
-            mean, number = evaluations[-1].episode_return, evaluations[-1].round
-            console.out(
-                f"best policy: evaluation {mean:.2f} in round {number}, kept in {best.name}"
-            )
+        if gym:
+            _print_best(console, summary.path)
     console.out(f"run directory: {summary.path}", highlight=False)
+
+
+def _print_best(console: Console, run: Path) -> None:
+    """Say which policy of a Gymnasium task is kept, if it was evaluated."""
+    best = best_checkpoint(run)
+    evaluations = [each for each in read_events(run, GymEvaluation) if each.best]
+    if best is not None and evaluations:
+        mean, number = evaluations[-1].episode_return, evaluations[-1].round
+        text = f"best policy: evaluation {mean:.2f} in round {number}, kept in {best.name}"
+        console.out(text, highlight=False)
 
 
 def _verdict(rounds: list[AnySummary]) -> Verdict | None:

@@ -68,13 +68,12 @@ class Actions:
     @classmethod
     def of_space(cls, space: spaces.Space[Any]) -> "Actions | None":
         """The conversion for a space; None if it is of another kind, or without bounds."""
-        leaves = list(_leaves(space))
-        if None in leaves:
+        simple = list(leaves(space))
+        if not all(map(_is_chosen, simple)):
             return None
-        options = tuple(n for leaf in leaves for n in options_of(leaf))
+        options = tuple(n for leaf in simple for n in options_of(leaf))
         heads, components, parts = 0, 0, []
-        for leaf in leaves:
-            assert leaf is not None
+        for leaf in simple:
             box = isinstance(leaf, spaces.Box)
             begin = len(options) + components if box else heads
             count = spaces.flatdim(leaf) if box else len(options_of(leaf))
@@ -144,7 +143,7 @@ def _all_legal(options: tuple[int, ...]) -> Bools:
     return mask
 
 
-def options_of(space: spaces.Space[Any] | None) -> tuple[int, ...]:
+def options_of(space: spaces.Space[Any]) -> tuple[int, ...]:
     """Number of options of each head of a space without parts; none of a Box."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
@@ -162,15 +161,20 @@ def starts_of(space: spaces.Space[Any]) -> tuple[int, ...]:
     return (0,) * len(options_of(space))
 
 
-def _leaves(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any] | None]:
-    """The spaces without parts, in the order of Gymnasium; None for another kind."""
+def leaves(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+    """The spaces without parts of which a space is made, in the order of Gymnasium."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-            yield from _leaves(part)
-        return
-    discrete = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    box = isinstance(space, spaces.Box) and space.is_bounded() and space.dtype.kind == "f"
-    yield space if isinstance(space, discrete) or box else None
+            yield from leaves(part)
+    else:
+        yield space
+
+
+def _is_chosen(space: spaces.Space[Any]) -> bool:
+    """Whether a policy can choose from a space without parts."""
+    if isinstance(space, spaces.Box):
+        return space.is_bounded() and np.dtype(space.dtype).kind == "f"
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
 def _assembled(space: spaces.Space[Any], values: Iterator[Any]) -> Any:

@@ -7,7 +7,6 @@ environment and the episode number. An environment is therefore saved as its epi
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -22,13 +21,15 @@ from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
-from esper.simic.gym.action_spaces import Actions, Bools, Choices
+from esper.simic.gym.action_spaces import Actions, Bools, Choices, leaves
 from esper.tamiyo.policy.recurrent import FlatObservation
 
 Floats = NDArray[np.float32]
 
 MAX_FEATURES = 1_000_000
 MAX_OPTIONS = 100_000
+FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces without parts that can be observed."""
 RESULT = ("observation", "reward", "terminated", "truncated", "info")
 """What ``step`` of an environment returns."""
 
@@ -71,8 +72,8 @@ def shape_of(env: Env[Any, Any]) -> Shape:
         UsageError: Esper does not support one of the spaces, or it is too large.
     """
     space = env.observation_space
-    parts = list(_parts_of(space))
-    if None in parts:
+    parts = list(leaves(space))
+    if not all(isinstance(part, FLAT) for part in parts):
         kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
         raise _refusal(env, "observations", space, kinds)
     width = spaces.flatdim(space)
@@ -86,17 +87,6 @@ def shape_of(env: Env[Any, Any]) -> Shape:
     raw = [pair for pair, box in zip(pairwise(ends), boxes, strict=True) if not box]
     actions = actions_of(env)
     return Shape(width, actions.options, any(boxes), tuple(raw), actions.components, space)
-
-
-def _parts_of(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any] | None]:
-    """The spaces of which a space is made, in the order of its features; None for another kind."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        nested = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        for part in nested:
-            yield from _parts_of(part)
-        return
-    flat = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    yield space if isinstance(space, flat) else None
 
 
 def actions_of(env: Env[Any, Any]) -> Actions:
