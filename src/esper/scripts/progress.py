@@ -172,7 +172,9 @@ def print_summary(console: Console, summary: RunSummary) -> None:
         for column in columns:
             table.add_column(_round_range(column), justify="right")
         for label, attribute, form in _GYM_ROWS if gym else _GROWTH_ROWS:
-            table.add_row(label, *(format(_mean(part, attribute), form) for part in columns))
+            means = [_mean(part, attribute) for part in columns]
+            cells = [NOTHING_YET if math.isnan(mean) else f"{mean:{form}}" for mean in means]
+            table.add_row(label, *cells)
         console.print(table)
         verdict = _verdict(rounds)
         if verdict is not None:
