@@ -10,9 +10,8 @@ LIBRARIES: dict[Extra, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxscript"),
     "report": ("jinja2", "matplotlib"),
     "tui": ("textual", "textual_plotext"),
-    "video": ("moviepy",),
 }
-"""The libraries that every use of an extra needs, by their import names."""
+"""The libraries that every use of an extra needs, by their import names, of those in ``all``."""
 
 
 def require(extra: Extra, purpose: str, *more: str) -> None:
@@ -26,7 +25,7 @@ def require(extra: Extra, purpose: str, *more: str) -> None:
     Raises:
         UsageError: one is missing.
     """
-    for library in (*LIBRARIES[extra], *more):
+    for library in (*LIBRARIES.get(extra, ()), *more):
         if find_spec(library) is None:
             raise UsageError(
                 f"{purpose}: needs the library {library}; pip install 'esper-growth[{extra}]'"

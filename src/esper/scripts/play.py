@@ -62,7 +62,7 @@ def play(arguments: list[str]) -> int:
     if flags.onnx is not None:
         require("onnx", "onnx")
     if flags.video is not None:
-        require("video", "video")
+        require("video", "video", "moviepy")
         if flags.video.exists() and (not flags.video.is_dir() or any(flags.video.iterdir())):
             raise UsageError(f"video: {flags.video} exists; give a new or an empty folder")
     import numpy as np
