@@ -293,6 +293,7 @@ def test_the_first_episodes_are_filmed(tmp_path: Path) -> None:
     assert all(video.stat().st_size > 1000 for video in videos)
 
 
+@pytest.mark.slow
 def test_the_onnx_file_gives_the_actions_of_the_policy(tmp_path: Path, capsys) -> None:
     """Of every step of 20 episodes; esper evaluate is esper play for a run of a Gymnasium task."""
     runtime = pytest.importorskip("onnxruntime")
