@@ -26,6 +26,7 @@ SETTINGS = {
     "minibatches": 1,
     "target_kl": 1e9,
     "lr_decay": "none",
+    "entropy_decay": "none",
     "normalise_observations": False,
 }
 
