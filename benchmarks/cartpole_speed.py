@@ -16,11 +16,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gym_speed import Theirs
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from reporting import in_turns, made_on, new_parser, publish, table
-from sb3_contrib import RecurrentPPO
-from stable_baselines3.common.callbacks import CallbackList
 from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 from torch.distributions import Categorical
@@ -134,40 +133,18 @@ class Esper:
         self.agent.update(self.rollout)
 
 
-class Theirs:
-    """Rollout and update of RecurrentPPO."""
-
-    def __init__(self) -> None:
-        memory = {"lstm_hidden_size": WIDTH, "shared_lstm": True, "enable_critic_lstm": False}
-        self.model = RecurrentPPO(
-            "MlpLstmPolicy", make_vec_env(TASK, ENVS, seed=1), n_steps=STEPS, n_epochs=EPOCHS,
-            batch_size=STEPS * ENVS // PARTS, policy_kwargs=memory, seed=1, device="cpu",
-        )  # fmt: skip
-        self.model._setup_learn(10**9)
-        self.callback = CallbackList([])
-        self.callback.init_callback(self.model)
-        self.model.logger.set_level(50)
-
-    def collect(self) -> None:
-        """Collect one rollout."""
-        model = self.model
-        buffer = model.rollout_buffer
-        model.collect_rollouts(model.env, self.callback, buffer, n_rollout_steps=STEPS)
-
-    def update(self) -> None:
-        """Learn from the rollout."""
-        self.model.train()
-
-
 def main() -> None:
     """Time them in turns."""
     parser = new_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    batch = STEPS * ENVS // PARTS
+    env = make_vec_env(TASK, ENVS, seed=1)
+    theirs = Theirs(env, STEPS, WIDTH, n_epochs=EPOCHS, batch_size=batch, seed=1, device="cpu")
     learners: dict[str, Any] = {
         "script": Script(), "Esper, --memory none": Esper("none"),
-        "RecurrentPPO": Theirs(), "Esper": Esper("lstm"),
+        "RecurrentPPO": theirs, "Esper": Esper("lstm"),
     }  # fmt: skip
     calls: dict[str, Any] = {}
     for name, learner in learners.items():

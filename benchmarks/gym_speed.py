@@ -12,57 +12,63 @@ and of CPU time; on a busy machine, CPU time is the more reliable of the two.
 
 import os
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from gym_engine import CPU, ENVS, INPUTS, MEMORY, OPTIONS, STEPS, Idle, Ours
 from reporting import in_turns, made_on, new_parser, publish, table
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.callbacks import CallbackList
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 WANTED = {"update fp32": 2.5, "update bf16": 4.0, "rollout": 1.7}
 
 
 class Theirs:
-    """Rollout and update of RecurrentPPO.
+    """Rollout and update of RecurrentPPO with an LSTM that actor and critic share.
+
+    Args:
+        env: its environments.
+        steps: steps of a rollout.
+        memory: width of the LSTM.
+        settings: further settings.
+    """
+
+    def __init__(self, env: VecEnv, steps: int, memory: int, **settings: Any) -> None:
+        shared = {"lstm_hidden_size": memory, "shared_lstm": True, "enable_critic_lstm": False}
+        self.model = RecurrentPPO(
+            "MlpLstmPolicy", env, n_steps=steps, policy_kwargs=shared, **settings
+        )
+        self.model._setup_learn(10**9)
+        self.callback = CallbackList([])
+        self.callback.init_callback(self.model)
+        self.model.logger.set_level(50)
+
+    def collect(self) -> None:
+        """Collect one rollout."""
+        model = self.model
+        buffer = model.rollout_buffer
+        model.collect_rollouts(model.env, self.callback, buffer, n_rollout_steps=model.n_steps)
+
+    def update(self) -> None:
+        """Learn from the rollout."""
+        self.model.train()
+
+
+def idle(length: float = STEPS, device: torch.device = CPU) -> Theirs:
+    """RecurrentPPO on environments that do nothing, with a rollout to learn from.
 
     Args:
         length: steps of an episode. RecurrentPPO steps through the LSTM in Python if an episode
             begins within a batch; otherwise it makes one call.
         device: device of the policy.
     """
-
-    def __init__(self, length: float = STEPS, device: torch.device = CPU) -> None:
-        self.model = RecurrentPPO(
-            "MlpLstmPolicy",
-            DummyVecEnv([lambda: Idle(length)] * ENVS),
-            n_steps=STEPS,
-            batch_size=STEPS * ENVS,
-            n_epochs=1,
-            policy_kwargs={
-                "lstm_hidden_size": MEMORY,
-                "shared_lstm": True,
-                "enable_critic_lstm": False,
-            },
-            device=device,
-        )
-        self.model._setup_learn(10**9)
-        self.callback = CallbackList([])
-        self.callback.init_callback(self.model)
-        self.model.logger.set_level(50)
-        self.collect()
-        self.collect()
-
-    def collect(self) -> None:
-        """Collect one rollout."""
-        model = self.model
-        model.collect_rollouts(
-            model.env, self.callback, model.rollout_buffer, n_rollout_steps=STEPS
-        )
-
-    def update(self) -> None:
-        """Learn from the rollout."""
-        self.model.train()
+    env = DummyVecEnv([lambda: Idle(length)] * ENVS)
+    whole = {"batch_size": STEPS * ENVS, "n_epochs": 1, "device": device}
+    theirs = Theirs(env, STEPS, MEMORY, **whole)
+    theirs.collect()
+    theirs.collect()
+    return theirs
 
 
 def main() -> int:
@@ -71,10 +77,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    theirs, full, half = Theirs(), Ours(None), Ours(torch.bfloat16)
+    theirs, full, half = idle(), Ours(None), Ours(torch.bfloat16)
     calls = {
         "sb3 update": theirs.update,
-        "sb3 update where no episode begins": Theirs(float("inf")).update,
+        "sb3 update where no episode begins": idle(float("inf")).update,
         "esper update fp32": full.update,
         "esper update bf16": half.update,
         "sb3 rollout": theirs.collect,

@@ -15,6 +15,7 @@ from esper.karn.store import read_events
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError
 from esper.leyline.events import GymEvaluation, TrainingFinished
+from esper.scripts.exported_files import write_exports
 from esper.scripts.main import esper as command
 from esper.simic.gym.vector_environment import make
 from esper.simic.run.checkpoint import best_checkpoint, load_checkpoint, load_latest
@@ -291,6 +292,11 @@ def test_the_first_episodes_are_filmed(tmp_path: Path) -> None:
     videos = sorted((tmp_path / "videos").glob("*.mp4"))
     assert len(videos) == 5
     assert all(video.stat().st_size > 1000 for video in videos)
+
+
+def test_the_setting_of_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^onnx: cannot write .*none/policy\.onnx"):
+        write_exports({"onnx": (tmp_path / "none" / "policy.onnx", b"content")})
 
 
 @pytest.mark.slow

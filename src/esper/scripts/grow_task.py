@@ -4,15 +4,14 @@ A task is played as a policy meets it in training: with its drift, its budget of
 deadline, which a loop over loaders does not have.
 """
 
-from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
-from esper.leyline.extras import require
 from esper.leyline.notices import notice
 from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find
-from esper.scripts.grow import GrowArguments, check_writable
+from esper.scripts.exported_files import check_exports, write_exports
+from esper.scripts.grow import GrowArguments
 from esper.simic.tools.grow import SPLITS, GrowingPolicy, Grown, check_file, grow_on_task
 from esper.tolaria.export import TOLERANCE, export_program, onnx_bytes, pt2_bytes
 
@@ -25,7 +24,7 @@ def grow_task(settings: GrowArguments) -> int:
     """
     if settings.out is None:
         raise UsageError("out: esper grow --task needs --out FILE.pt2")
-    _check(settings)
+    check_exports(settings.out, settings.onnx)
     assert settings.task is not None
     permission = Permission(settings.plugin, trust=settings.trust)
     for path in settings.plugin:
@@ -52,19 +51,6 @@ def grow_task(settings: GrowArguments) -> int:
         )
     with phase("writing the files"):
         return _write(settings, grown)
-
-
-def _check(settings: GrowArguments) -> None:
-    """Check before growth what would otherwise fail after it.
-
-    Raises:
-        UsageError: a file cannot be written, or a library is missing.
-    """
-    for name, path, suffix in (("out", settings.out, ".pt2"), ("onnx", settings.onnx, ".onnx")):
-        if path is not None:
-            check_writable(name, path, suffix)
-    if settings.onnx is not None:
-        require("onnx", "onnx")
 
 
 def _show(grown: Grown) -> None:
@@ -94,7 +80,7 @@ def _write(settings: GrowArguments, grown: Grown) -> int:
     try:
         program = export_program(grown.network, grown.task.host.image)
         content = pt2_bytes(program)
-        onnx_files = {} if settings.onnx is None else {settings.onnx: onnx_bytes(program)}
+        onnx = None if settings.onnx is None else onnx_bytes(program)
     except Exception as error:
         reason = first_line(error)
         raise UsageError(f"out: torch.export cannot export this network ({reason})") from error
@@ -103,13 +89,10 @@ def _write(settings: GrowArguments, grown: Grown) -> int:
         notice(f"esper: the export differs from the host by {difference:.1e}; nothing was written")
         return 1
     assert settings.out is not None
-    for path, text in {settings.out: content, **onnx_files}.items():
-        try:
-            replace_synced(path, text)
-        except OSError as error:
-            name = "out" if path == settings.out else "onnx"
-            raise UsageError(f"{name}: cannot write {path} ({error.strerror})") from error
-        print(f"wrote {path} ({len(text) / 1000:.0f} kB)")
+    files = {"out": (settings.out, content)}
+    if settings.onnx is not None and onnx is not None:
+        files["onnx"] = settings.onnx, onnx
+    write_exports(files)
     image, logits = (", ".join(map(str, x.shape[1:])) for x in (grown.images, grown.logits))
     print(
         f"takes images [B, {image}], gives logits [B, {logits}]; "

@@ -6,20 +6,15 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from esper.leyline.config.setting import Range, setting
-from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.extras import require
 from esper.leyline.phases import phase
 from esper.runtime.gate import Permission
+from esper.scripts.exported_files import check_exports, write_exports
 from esper.scripts.flags import parse
-from esper.scripts.grow import check_writable
 
 if TYPE_CHECKING:
     from esper.simic.tools.gym_policy import GymPolicy
-
-
-FORMATS = {"out": ".pt2", "onnx": ".onnx"}
-"""Ends of the names of exported files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +51,7 @@ class PlayArguments:
 def play(arguments: list[str]) -> int:
     """Play a Gymnasium task with the policy of a run."""
     flags = parse(PlayArguments, "esper play", arguments)
-    for name, path in (("out", flags.out), ("onnx", flags.onnx)):
-        if path is not None:
-            check_writable(name, path, FORMATS[name])
-    if flags.onnx is not None:
-        require("onnx", "onnx")
+    check_exports(flags.out, flags.onnx)
     if flags.video is not None:
         require("video", "video", "moviepy")
         if flags.video.exists() and (not flags.video.is_dir() or any(flags.video.iterdir())):
@@ -100,19 +91,14 @@ def _write(paths: dict[str, Path | None], policy: "GymPolicy") -> None:
     try:
         program, names = policy.export(), policy.export_names()
         contents = {
-            path: pt2_bytes(program) if name == "out" else onnx_bytes(program, *names)
+            name: (path, pt2_bytes(program) if name == "out" else onnx_bytes(program, *names))
             for name, path in paths.items()
             if path is not None
         }
     except Exception as error:
         reason = first_line(error)
         raise UsageError(f"out: torch cannot export this policy ({reason})") from error
-    for path, content in contents.items():
-        try:
-            replace_synced(path, content)
-        except OSError as error:
-            raise UsageError(f"out: cannot write {path} ({error.strerror})") from error
-        print(f"wrote {path} ({len(content) / 1000:.0f} kB)")
+    write_exports(contents)
     shape = policy.example.shape
     heads, widest = policy.example.observation.masks.shape[1:]
     states = policy.actor.policy.initial_hidden(1)

@@ -1,12 +1,13 @@
 """The learner of a Gymnasium task."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
@@ -64,8 +65,6 @@ class FlatMoments:
         return {"features": self.features}
 
 
-ENCODER = 64
-"""Width of the encoder, if it is not the user's own."""
 SMALLEST_DEVIATION = 1e-30
 """Advantage floor. Rewards may have any scale, so it only prevents a division by 0."""
 
@@ -90,17 +89,17 @@ def gym_agent(
     """
     memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
 
-    encoder: int | Callable[[], tuple[nn.Module, int]] = ENCODER
+    own: dict[str, Any] = {}
     name = config.gymnasium.encoder
     if name is not None:
         if shape.space is None:
             raise UsageError("encoder: an update of a policy with your own encoder has no replay")
-        encoder = partial(structured_encoder, name, shape.space)
+        own["encoder"] = partial(structured_encoder, name, shape.space)
 
     def network() -> RecurrentPolicy:
         shared = config.gymnasium.critic == "shared"
         policy = RecurrentPolicy(
-            shape.inputs, shape.options, memory, shared, encoder, components=shape.components
+            shape.inputs, shape.options, memory, shared, components=shape.components, **own
         )
         policy.amp_dtype = amp_dtype
         return policy

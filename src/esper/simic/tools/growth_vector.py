@@ -4,7 +4,6 @@
 ``gymnasium.make_vec("esper/digits_shift-v0", num_envs=16)``.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from esper.leyline.actions import (
     CANONICAL_CHOICE,
     CHOICE_HEADS,
     HEAD_WIDTHS,
-    HEADS,
     Op,
 )
 from esper.leyline.config import check, unflatten
@@ -28,7 +26,7 @@ from esper.leyline.errors import UsageError
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import Step
 from esper.simic.training.setup import arithmetic, build_environment, resolve_devices
-from esper.tamiyo.policy.action_masks import ActionMasks, relevance
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import (
     CRITIC_FEATURES,
     HOST_FEATURES,
@@ -173,8 +171,8 @@ class GrowthVectorEnv(VectorEnv[Batch, NDArray[Any], NDArray[Any]]):
     def _begin(self) -> tuple[Batch, dict[str, Any]]:
         assert self._episode is not None
         self._episode, self._over = self._episode + 1, False
-        episode = self._episode
-        observation = self._compute(lambda: self.growth.reset(episode))
+        with arithmetic(self.growth.device, self._threads):
+            observation = self.growth.reset(self._episode)
         return self.batch(observation), {"action_mask": self._masks(observation.masks)}
 
     def step(
@@ -213,14 +211,8 @@ class GrowthVectorEnv(VectorEnv[Batch, NDArray[Any], NDArray[Any]]):
         if bool(((choices < 0) | (choices >= torch.tensor(self._options))).any()):
             raise ValueError(f"actions have an option outside those of {self.single_action_space}")
         heads = torch.cat([self._moves[choices[:, 0]], choices[:, 1:].long()], 1)
-        usual = torch.tensor([0, *(CANONICAL_CHOICE[head] for head in HEADS[1:])])
-        heads = torch.where(relevance(heads[:, 0]), heads, usual)
-        environment = self.growth
-        return self._compute(lambda: environment.step(heads.to(environment.device)))
-
-    def _compute(self, function: Callable[[], Any]) -> Any:
         with arithmetic(self.growth.device, self._threads):
-            return function()
+            return self.growth.step(heads.to(self.growth.device))
 
     def info(self, step: Step) -> dict[str, Any]:
         """``infos`` after a step: legal actions, and whether the actions took effect."""
