@@ -19,6 +19,7 @@ from esper.kasmina.wider_layers import NewChannels, layer_sizes, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
 from esper.own_models.new_units import Proposal, propose
+from esper.own_models.options import GrowOptions
 from esper.own_models.written_code import rebuilding_code
 from own_modules import loader
 from wide_modules import HOSTS, multilayer, sequences
@@ -200,6 +201,7 @@ def test_further_epochs_of_a_trial_are_learned_again_in_the_same_bits(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (1.0, 2.0))
+    monkeypatch.setattr(width_search, "LONGER", 13)
     results, lines = [], []
     for trial in (1, 3):
         monkeypatch.setattr(width_search, "TRIAL", trial / 12)
@@ -209,6 +211,15 @@ def test_further_epochs_of_a_trial_are_learned_again_in_the_same_bits(
     assert [r.loss for r in results[0].history] == [r.loss for r in results[1].history]
     state = results[0].model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in results[1].model.state_dict().items())
+
+
+def test_decisions_take_at_most_half_of_the_epochs() -> None:
+    """An epoch or more with and without, of which all but one is trained again."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    for epochs in range(2, 200):
+        search = width_search.WidthSearch(model, GrowOptions(policy="widen", epochs=epochs), 0)
+        assert search.most * (2 * search.trial - 1) <= epochs / 2
+        assert search.trial >= (2 if epochs >= 12 else 1)
 
 
 def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 How much a layer is widened comes from a prior (``factor``), and a stack of up to ``MOST_BLOCKS``
 blocks becomes twice as deep. Whether the larger network may stay comes from a counterfactual: a
-twentieth of the epochs, at least one, is trained from the same state with and without, on the same
-minibatches with the same random numbers, and both are validated. What costs more than half of what
-these epochs gain is taken back, to the bit.
+twentieth of the epochs, of twelve at least two, is trained from the same state with and without, on
+the same minibatches with the same random numbers, and both are validated. What costs more than half
+of what these epochs gain is taken back, to the bit.
 """
 
 import copy
@@ -48,8 +48,8 @@ BEGIN = 0.1
 """Share of the epochs after which layers are widened; a late widening gains less."""
 TRIALS = 2
 """Most decisions of a training; after a refusal, the next one adds half as much."""
-TRIAL = 0.05
-"""Share of the epochs that a decision trains, at least one: new units disturb the first epoch."""
+TRIAL, LONGER = 0.05, 12
+"""Share of the epochs that a decision trains, at least two of ``LONGER``: the first disturbs."""
 SAMPLES = 4
 """Samples of the recorded forward pass, whose activations stay in memory."""
 EXACT = 1e-5
@@ -99,8 +99,8 @@ class WidthSearch:
         self.copies: list[tuple[str, int]] = []
         self.deepens = deepens
         self.number, self.trials, self.scale = 0, 0, 1.0
-        self.trial = max(1, round(TRIAL * self.epochs))
         # Trials take at most half of the time of training.
+        self.trial = max(2 if self.epochs >= LONGER else 1, round(TRIAL * self.epochs))
         self.next, self.most = round(BEGIN * self.epochs), min(TRIALS, self.epochs // 2)
         names = [name for name, _ in model.named_modules() if name]
         for slot in options.slots or ():
