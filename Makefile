@@ -22,7 +22,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-proofs bench-growth-learners bench-text bench-own
+.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
 
 demo: $(INSTALLED)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -163,9 +163,9 @@ bench-gym: $(BENCH)
 bench-growth-learners: $(BENCH)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth_learners.py --write
 
-bench-gym-proofs: $(BENCH)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --write
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_proofs.py --algorithm impala --write
+bench-gym-defaults: $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_defaults.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/gym_defaults.py --algorithm impala --only CartPole --seeds 3 --write
 
 bench-own: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_models.py --write

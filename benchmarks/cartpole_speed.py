@@ -2,7 +2,7 @@
 
     python benchmarks/cartpole_speed.py --write
 
-In one process, 8 environments of 256 steps, 10 epochs of 8 minibatches: Esper's defaults for all.
+In one process, 8 environments of 128 steps, 10 epochs of 4 minibatches: Esper's defaults for all.
 The script is written like CleanRL's ``ppo.py``: Gymnasium's ``SyncVectorEnv``, a rollout in NumPy,
 actor and critic of two layers of 64 each; Esper's share the first layer, as by default. Both report
 returns, clip fraction and KL divergence; Esper also evaluates masks, gradient norms of every head
@@ -30,7 +30,7 @@ from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import collect
 from esper.simic.gym.vector_environment import GymEnvironments, make
 
-TASK, ENVS, STEPS, EPOCHS, PARTS, WIDTH = "CartPole-v1", 8, 256, 10, 8, 64
+TASK, ENVS, STEPS, EPOCHS, PARTS, WIDTH = "CartPole-v1", 8, 128, 10, 4, 64
 DISCOUNT, TRACE_DECAY = 0.99, 0.98
 CPU = torch.device("cpu")
 

@@ -10,7 +10,8 @@ from gymnasium import spaces
 from esper.leyline.config import unflatten
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import collect
-from esper.simic.gym.vector_environment import GymEnvironments, Shape
+from esper.simic.gym.lockstep import Shape
+from esper.simic.gym.vector_environment import GymEnvironments
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
 

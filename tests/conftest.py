@@ -1,5 +1,6 @@
 """Settings of the whole suite. Its presence also puts this folder on the import path."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text()
     return None if "mark.gpu" in text or "cuda: str" in text else True
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected, some million objects, out of garbage collection."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 REAL = pytest.param(

@@ -188,7 +188,7 @@ def _gymnasium(work: Path) -> Iterator[Case]:
     }
     settings |= {"evaluate_every": 1, "evaluation_episodes": 2, "threads": 1, "rounds": 2}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    train = ["train", "ppo", *flags, "--name=small", "--telemetry-dir=DISK/runs"]
+    train = ["train", "ppo", *flags, "--record", "--name=small", "--telemetry-dir=DISK/runs"]
     yield Case("gym", train, partial(_resumed, train), _same_runs)
     run = work / "base" / "cart"
     if not run.exists():

@@ -96,7 +96,7 @@ def test_a_backend_with_different_results_is_not_timed(monkeypatch, run):
 
 
 def test_every_synchronisation_is_documented(run):
-    done = run("profile_gpu_sync.py")
+    done = run("profile_gpu_sync.py", "--envs", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT DOCUMENTED" not in done.stdout
     assert "simic/update_metrics.py:summarise" in done.stdout

@@ -35,11 +35,12 @@ from esper.leyline.events.parts import DamagedPart, check_part, parts_of, write_
 from esper.leyline.notices import notice
 from esper.leyline.phases import track
 from esper.leyline.records import (
+    GymLayout,
     Layout,
     Record,
     VerifiedRecords,
     record_files,
-    record_schema,
+    schema_of,
 )
 
 
@@ -106,8 +107,9 @@ class EventTables:
         return self._damage + Counter(dict(database.execute(sql).fetchall()))
 
 
-RECORD_VIEWS: Final = ("records", "record_files")
-"""The views over records: a row per environment and step, and a row per file."""
+RECORD_VIEWS: Final = ("records", "gym_records", "record_files")
+"""The views over records: a row per environment and step, of growing networks and of Gymnasium
+tasks, and a row per file."""
 
 _TEXT, _INTEGER = pyarrow.string(), pyarrow.int64()
 _NAMES = pyarrow.list_(_TEXT)
@@ -148,6 +150,16 @@ _LISTS = {
 """Types of the columns whose type in the files depends on the layout."""
 
 
+_GYM_LISTS = {
+    "observation": "FLOAT[]",
+    "legal": "BOOLEAN[]",
+    "actions": "INTEGER[]",
+    "numbers": "FLOAT[]",
+}
+"""The same of Gymnasium tasks; of those that a task has not, the values are null."""
+_NO_GYM = GymLayout(gym="-", features=1, options=[1], components=1)
+
+
 def create_record_views(
     database: duckdb.DuckDBPyConnection, runs: Mapping[Path, str], skip_bad: bool, folder: Path
 ) -> None:
@@ -163,30 +175,47 @@ def create_record_views(
         UsageError: a record is damaged, and ``skip_bad`` is false.
     """
     rows: list[dict[str, Any]] = []
-    groups: list[tuple[str, Layout, list[str]]] = []
+    groups: list[tuple[str, Layout | GymLayout, list[str]]] = []
     for record in VerifiedRecords(list(runs), skip_bad):
-        name, layout = runs[record.run], record.header.layout
+        name, layout = runs[record.run], record.header.layout or record.header.gym
+        assert layout is not None, record.path
         rows.append(_record_row(name, record))
         if not groups or groups[-1][:2] != (name, layout):
             groups.append((name, layout, []))
         path = _lasting_path(record, folder / f"record-{len(rows)}.parquet")
         groups[-1][2].append(str(path))
-    selections = []
-    for number, (name, layout, paths) in enumerate(groups or [("", _NO_LAYOUT, [])]):
+    # Without any record, the views have their columns all the same.
+    groups += [("", _NO_LAYOUT, []), ("", _NO_GYM, [])]
+    selections: dict[str, list[str]] = {"records": [], "gym_records": []}
+    for number, (name, layout, paths) in enumerate(groups):
+        view = "gym_records" if isinstance(layout, GymLayout) else "records"
+        selection = _selection(layout, f"records_{number}")
         # One table, of which only the columns that a query needs are read.
-        schema, files = record_schema(layout), pyarrow.fs.LocalFileSystem()
+        schema, files = schema_of(layout), pyarrow.fs.LocalFileSystem()
         data = pyarrow.dataset.dataset(paths, schema, format="parquet", filesystem=files)
         database.register(f"records_{number}", data)
-        casts = ", ".join(f"{column}::{kind} AS {column}" for column, kind in _LISTS.items())
-        ops = ", ".join(map(sql_literal, layout.options["op"]))
-        selections.append(
-            f"SELECT {sql_literal(name)} AS run, * REPLACE ({casts}), "
-            f"[{ops}][actions[1] + 1] AS op FROM records_{number}"
-        )
-    database.execute(f"CREATE OR REPLACE VIEW records AS {' UNION ALL '.join(selections)}")
+        selections[view].append(f"SELECT {sql_literal(name)} AS run, {selection}")
+    for view, parts in selections.items():
+        database.execute(f"CREATE OR REPLACE VIEW {view} AS {' UNION ALL '.join(parts)}")
     schema = pyarrow.schema([(column, kind) for column, (kind, _) in _FILES.items()])
     database.register("files_of_records", pyarrow.Table.from_pylist(rows, schema))
     database.execute("CREATE OR REPLACE VIEW record_files AS SELECT * FROM files_of_records")
+
+
+def _selection(layout: Layout | GymLayout, table: str) -> str:
+    """The columns of a view over the records with a layout."""
+    if isinstance(layout, GymLayout):
+        present = schema_of(layout).names
+        columns = [
+            f"{name if name in present else 'NULL'}::{_GYM_LISTS[name]} AS {name}"
+            if name in _GYM_LISTS
+            else name
+            for name in schema_of(_NO_GYM).names
+        ]
+        return f"{', '.join(columns)}, {sql_literal(layout.gym)} AS gym FROM {table}"
+    casts = ", ".join(f"{column}::{kind} AS {column}" for column, kind in _LISTS.items())
+    ops = ", ".join(map(sql_literal, layout.options["op"]))
+    return f"* REPLACE ({casts}), [{ops}][actions[1] + 1] AS op FROM {table}"
 
 
 def _lasting_path(record: Record, link: Path) -> Path:
@@ -204,18 +233,19 @@ def _lasting_path(record: Record, link: Path) -> Path:
 
 
 def _record_row(name: str, record: Record) -> dict[str, Any]:
-    options = record.header.layout.options
+    layout = record.header.layout
+    options = layout.options if layout else {}
     return {
         "run": name,
         "bytes": len(record.content),
         "draws": list(record.header.tasks),
-        "ops": options["op"],
-        "blueprints": options["blueprint"],
+        "ops": options.get("op"),
+        "blueprints": options.get("blueprint"),
         "path": str(record.path),
         **{
             column: attrgetter(attribute)(record)
             for column, (_, attribute) in _FILES.items()
-            if attribute
+            if attribute and (layout or not attribute.startswith("header.layout"))
         },
     }
 

@@ -119,12 +119,21 @@ class StepBits:
 
     Args:
         seed, streams, purpose, episode, count: as for ``random_bits``.
+        steps: number of steps that are likely to be drawn.
     """
 
-    def __init__(self, seed: int, streams: Tensor, purpose: int, episode: int, count: int):
+    def __init__(
+        self,
+        seed: int,
+        streams: Tensor,
+        purpose: int,
+        episode: int,
+        count: int,
+        steps: int = _MAX_WORDS,
+    ):
         self.key = seed, streams, purpose, episode
         self.count = count
-        self.block = max(1, _MAX_WORDS // max(1, len(streams) * count))
+        self.block = max(1, min(steps, _MAX_WORDS // max(1, len(streams) * count)))
         self.begin, self.bits = 0, streams.new_empty(0, len(streams), count)
 
     def at(self, step: int) -> Tensor:

@@ -82,6 +82,22 @@ def _difference(kind: str, names: list[str], other_names: list[str]) -> str | No
     return " and ".join(parts) or f"with another order of every {kind}"
 
 
+class GymLayout(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The meaning of the numbers in observations and actions of a Gymnasium task.
+
+    Attributes:
+        gym: id of the environment.
+        features: number of features of an observation.
+        options: number of options of each action head.
+        components: number of components of Box actions.
+    """
+
+    gym: str
+    features: int
+    options: list[int]
+    components: int
+
+
 class RecordedTask(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A task of a record.
 
@@ -102,10 +118,11 @@ class RecordHeader(msgspec.Struct, kw_only=True, frozen=True):
         run: identity of the run, see ``run_identity``.
         round: number of the round, from 1.
         policy: name of the policy that acted.
-        episodes: number of episodes, one per environment.
-        steps: environment steps per episode.
+        episodes: number of episodes, one per environment; of a Gymnasium task, of those that end.
+        steps: environment steps per environment.
         tasks: the tasks by their own name, such as adaptation:17.
-        layout: meaning of observations and actions.
+        layout: meaning of observations and actions of growing networks.
+        gym: the same of a Gymnasium task.
         esper: version of Esper that wrote the record.
     """
 
@@ -116,8 +133,36 @@ class RecordHeader(msgspec.Struct, kw_only=True, frozen=True):
     episodes: int
     steps: int
     tasks: dict[str, RecordedTask]
-    layout: Layout
     esper: str
+    layout: Layout | None = None
+    gym: GymLayout | None = None
+
+
+def schema_of(layout: Layout | GymLayout) -> pyarrow.Schema:
+    """The columns of a record with a layout."""
+    if isinstance(layout, GymLayout):
+        return gym_record_schema(layout)
+    return record_schema(layout)
+
+
+def gym_record_schema(layout: GymLayout) -> pyarrow.Schema:
+    """The columns of a record of a Gymnasium task; docs/records.md explains each."""
+    number, whole, flag = pyarrow.float32(), pyarrow.int32(), pyarrow.bool_()
+    choices = [
+        ("legal", pyarrow.list_(flag, sum(layout.options))),
+        ("actions", pyarrow.list_(whole, len(layout.options))),
+    ]
+    numbers = [("numbers", pyarrow.list_(number, layout.components))]
+    return pyarrow.schema(
+        [
+            *((name, whole) for name in ("round", "environment", "step")),
+            ("observation", pyarrow.list_(number, layout.features)),
+            *(choices if layout.options else ()),
+            *(numbers if layout.components else ()),
+            *((name, number) for name in ("log_prob", "value", "reward")),
+            *((name, flag) for name in ("terminated", "truncated", "final")),
+        ]
+    )
 
 
 def record_schema(layout: Layout) -> pyarrow.Schema:
@@ -205,7 +250,7 @@ def sealed_record(table: pyarrow.Table, header: RecordHeader) -> bytes:
         sink,
         compression="zstd",
         # Only names repeat as whole values; a dictionary of features would cost time and space.
-        use_dictionary=["task", "draw"],
+        use_dictionary=["task", "draw"] if header.layout else False,
     )
     content = sink.getvalue().to_pybytes()
     begin, end = _seal_span(content)

@@ -46,9 +46,9 @@ class PolicyActor(Generic[ObservationT]):
         self.hidden: RecurrentState = self.policy.initial_hidden(len(environments))
         self.continue_rollout(environments, episode)
 
-    def continue_rollout(self, environments: Tensor, episode: int) -> None:
-        """Begin a rollout where the last one ended, with the current recurrent state."""
-        self._environments, self._episode = environments, episode
+    def continue_rollout(self, environments: Tensor, episode: int, steps: int = 2**16) -> None:
+        """Begin a rollout of ``steps`` where the last one ended, with the recurrent state."""
+        self._key, self._steps = (self.seed, environments, episode), steps
         self._noise: EpisodeNoise | None = None
 
     def act(self, observation: ObservationT, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,7 +74,7 @@ class PolicyActor(Generic[ObservationT]):
         heads, widest = self.policy.noise_shape(observation)
         widest = max(widest, self.least_options)
         if self._noise is None or self._noise.shape[-1] != widest:
-            self._noise = EpisodeNoise(self.seed, self._environments, self._episode, widest, heads)
+            self._noise = EpisodeNoise(*self._key, widest, heads, self._steps)
         return self._noise.at(step)
 
 

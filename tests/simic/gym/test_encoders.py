@@ -12,7 +12,7 @@ import esper
 from esper.leyline.errors import UsageError
 from esper.runtime.encoders import ENCODERS, encoder
 from esper.scripts.main import esper as command
-from esper.simic.gym.structured_encoder import structured, structured_encoder
+from esper.simic.gym.structured_encoder import structure, structured_encoder
 from esper.simic.run.checkpoint import load_latest
 from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
 from processes import refusal
@@ -124,7 +124,7 @@ def test_observations_have_the_structure_of_their_space() -> None:
     )
     value = space.sample()
     flat = torch.from_numpy(spaces.flatten(space, value)).float()[None].expand(3, -1)
-    nested, bits, options = structured(space, flat)
+    nested, bits, options = structure(space, flat)
     assert torch.equal(nested["b"][1], torch.from_numpy(value[0]["b"]))
     assert nested["a"][0].argmax() == value[0]["a"]
     assert bits[2].tolist() == value[1].tolist()

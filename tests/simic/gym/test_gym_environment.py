@@ -267,7 +267,7 @@ def test_environments_are_restored_from_seed_and_actions() -> None:
     state = {name: tensor.clone() for name, tensor in first.state().items()}
     second = scripted(6)
     second.load(state)
-    for name in ("over", "reward", "_returns", "terminated", "truncated", "episode"):
+    for name in ("over", "reward", "returns", "lengths", "terminated", "truncated", "episode"):
         assert np.array_equal(getattr(first, name), getattr(second, name)), name
     for _ in range(10):
         choices = choices_of(first, draw)

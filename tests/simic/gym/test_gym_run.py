@@ -117,10 +117,13 @@ CASES = [
     ["--gym", "FrozenLake-v1", "--gym-args", "is_slippery=true"],
     ["--gym", "esper/MemoryChain-v0", "--gym-args", "length=5", "--memory", "none"],
     ["--gym", "Pendulum-v1"],
+    ["--gym", "CartPole-v1", "--vectorization", "async"],
+    ["--gym", "CartPole-v1", "--vectorization", "vector", "--episode-limit", "33"],
 ]
+NAMES = ["CartPole", "FrozenLake", "MemoryChain", "Pendulum", "processes", "VectorEnv"]
 
 
-@pytest.mark.parametrize("flags", CASES, ids=["CartPole", "FrozenLake", "MemoryChain", "Pendulum"])
+@pytest.mark.parametrize("flags", CASES, ids=NAMES)
 def test_a_resumed_run_ends_in_the_bits_of_an_uninterrupted_one(
     tmp_path: Path, flags: list[str]
 ) -> None:

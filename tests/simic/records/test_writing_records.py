@@ -138,12 +138,6 @@ def test_a_limit_without_recording_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["record", "record_last"])
-def test_gymnasium_tasks_are_not_recorded(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name}: belongs to growing networks, not to --gym"):
-        unflatten({"gym": "CartPole-v1", name: 1 if name == "record_last" else True})
-
-
 @pytest.mark.parametrize("policy", ["ppo", "heuristic"])
 def test_on_a_full_disk_training_continues_and_says_so_once(
     whole: Path, tmp_path: Path, policy: str, monkeypatch, capsys

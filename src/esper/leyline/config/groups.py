@@ -95,7 +95,7 @@ class WorldConfig(EpisodeRules):
         30,
         up_to(10_000_000),
         aliases=("episodes", "n_episodes"),
-        defaults={"gym": 50, "heuristic": 1},
+        defaults={"gym": 100, "heuristic": 1},
         on_resume=True,
         main=True,
     )
@@ -135,8 +135,11 @@ class GymConfig:
     gym_args: tuple[str, ...] = setting((), only="gym")
     """Arguments of the environment, each as NAME=VALUE with the value in JSON, such as
     length=32."""
-    rollout_steps: int = setting(256, up_to(100_000), only="gym", main=True)
+    rollout_steps: int = setting(128, up_to(100_000), only="gym", main=True)
     """Steps per environment between two updates, which is the length of a round."""
+    vectorization: Literal["sync", "async", "vector"] = setting("sync", only="gym")
+    """How the environments run, as in Gymnasium: in this process in turns; in a process each, with
+    the same results; or as the VectorEnv that the id registers."""
     encoder: str | None = setting(None, only="gym")
     """Name of an encoder of observations that a plugin registers (docs/gymnasium.md); by default a
     linear layer."""
@@ -203,7 +206,7 @@ class LearnerConfig:
         4, up_to(1_000), aliases=("recurrent_n_epochs",), defaults={"gym": 10}, main=True
     )
     """Passes over the rollout of each round."""
-    minibatches: int = setting(4, up_to(1_000_000), defaults={"gym": 8}, main=True)
+    minibatches: int = setting(4, up_to(1_000_000), main=True)
     """Minibatches per pass, each a set of whole sequences: episodes, or for a Gymnasium task the
     part of each episode within the rollout."""
     clip: float = setting(0.2, POSITIVE, aliases=("clip_ratio",))
@@ -330,10 +333,10 @@ class OutputConfig:
     """Rounds between two checkpoints; the last round is always saved."""
     keep_checkpoints: int = setting(3, up_to(10_000_000), on_resume=True)
     """Number of most recent checkpoints to keep."""
-    record: bool = setting(False, only="growth", on_resume=True, main=True)
+    record: bool = setting(False, on_resume=True, main=True)
     """Whether to keep the rollout of each round (observations, actions, log-probs, values, rewards)
     as a file in the run directory; see docs/records.md."""
-    record_last: int | None = setting(None, up_to(10_000_000), only="growth", on_resume=True)
+    record_last: int | None = setting(None, up_to(10_000_000), on_resume=True)
     """Number of most recent rounds whose records are kept; by default all."""
 
 

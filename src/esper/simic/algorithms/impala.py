@@ -65,6 +65,8 @@ class ImpalaConfig(AlgorithmConfig):
             return
         if len(config.machine.devices) > 1:
             raise UsageError("devices: with actors, hosts run on their CPUs; give one device")
+        if config.gymnasium.vectorization != "sync":
+            raise UsageError("vectorization: actors are processes already; leave it out")
         size = world.group_size if config.gymnasium.gym is None else 1
         groups = -(-world.envs // size)
         if self.actors > groups:

@@ -40,8 +40,8 @@ class Part:
         if isinstance(self.space, spaces.Box):
             low, high = (bound.reshape(-1) for bound in (self.space.low, self.space.high))
             # torch's tanh, as in an exported policy: that of numpy rounds differently.
-            squashed = torch.from_numpy(columns).tanh().numpy()
-            values = np.clip(low + (squashed + 1.0) / 2.0 * (high - low), low, high)
+            tanh = torch.from_numpy(columns).tanh().numpy()
+            values = np.clip(low + (tanh + 1.0) / 2.0 * (high - low), low, high)
         else:
             values = columns.astype(np.int64) + np.array(self.starts)
         assert self.space.shape is not None

@@ -13,8 +13,8 @@ from esper.leyline.config import TrainConfig
 from esper.leyline.errors import UsageError
 from esper.simic.graphs import agent_class
 from esper.simic.gym.cut_offs import bootstrap
+from esper.simic.gym.lockstep import Shape
 from esper.simic.gym.structured_encoder import structured_encoder
-from esper.simic.gym.vector_environment import Shape
 from esper.simic.normalise import RunningMoments
 from esper.simic.ppo import PPOAgent
 from esper.tamiyo.policy.recurrent import FlatObservation, RecurrentPolicy
@@ -89,17 +89,17 @@ def gym_agent(
     """
     memory = config.learner.lstm_hidden if config.gymnasium.memory == "lstm" else 0
 
-    own: dict[str, Any] = {}
+    encoder: dict[str, Any] = {}
     name = config.gymnasium.encoder
     if name is not None:
         if shape.space is None:
             raise UsageError("encoder: an update of a policy with your own encoder has no replay")
-        own["encoder"] = partial(structured_encoder, name, shape.space)
+        encoder["encoder"] = partial(structured_encoder, name, shape.space)
 
     def network() -> RecurrentPolicy:
         shared = config.gymnasium.critic == "shared"
         policy = RecurrentPolicy(
-            shape.inputs, shape.options, memory, shared, components=shape.components, **own
+            shape.inputs, shape.options, memory, shared, components=shape.components, **encoder
         )
         policy.amp_dtype = amp_dtype
         return policy

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from esper.simic.actor import PolicyActor
-from esper.simic.gym.vector_environment import Episode, GymEnvironments
+from esper.simic.gym.lockstep import Environments, Episode
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -28,7 +28,7 @@ class GymStep:
 
 
 def collect(
-    environments: GymEnvironments,
+    environments: Environments,
     actor: PolicyActor[FlatObservation],
     length: int,
     number: int,
@@ -48,7 +48,7 @@ def collect(
         number: number of the rollout, part of the key of the random draws of actions.
         on_step: called after every step.
     """
-    actor.continue_rollout(environments.identities.to(actor.device), number)
+    actor.continue_rollout(environments.identities.to(actor.device), number, length)
     hidden = actor.hidden
     # In CPU memory, copied to the device once.
     rewards = np.zeros((length, environments.count))
@@ -78,7 +78,7 @@ def collect(
 
 
 def play(
-    actor: PolicyActor[FlatObservation], environments: GymEnvironments, greedy: bool = True
+    actor: PolicyActor[FlatObservation], environments: Environments, greedy: bool = True
 ) -> list[Episode]:
     """Play one episode of every environment with an actor's policy; the actor stays as it is.
 

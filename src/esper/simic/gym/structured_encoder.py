@@ -10,14 +10,14 @@ from esper.leyline.errors import UsageError, first_line
 from esper.runtime.encoders import find_encoder
 
 
-def structured(space: spaces.Space[Any], flat: Tensor) -> Any:
+def structure(space: spaces.Space[Any], flat: Tensor) -> Any:
     """Flat features ``[B, inputs]`` in the structure of ``space``, see ``encoders.Factory``."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        named = space.spaces if isinstance(space, spaces.Dict) else None
-        parts: list[Any] = list(space.spaces if named is None else named.values())
+        entries = space.spaces if isinstance(space, spaces.Dict) else None
+        parts: list[Any] = list(space.spaces if entries is None else entries.values())
         columns = flat.split([spaces.flatdim(part) for part in parts], 1)
-        values = [structured(*pair) for pair in zip(parts, columns, strict=True)]
-        return tuple(values) if named is None else dict(zip(named, values, strict=True))
+        values = [structure(*pair) for pair in zip(parts, columns, strict=True)]
+        return tuple(values) if entries is None else dict(zip(entries, values, strict=True))
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return flat.reshape(-1, *space.shape)
     return flat
@@ -37,7 +37,7 @@ class StructuredEncoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features ``[..., inputs]`` encoded, ``[..., width]``."""
-        output: Tensor = self.module(structured(self.space, features.flatten(0, -2)))
+        output: Tensor = self.module(structure(self.space, features.flatten(0, -2)))
         return output.unflatten(0, features.shape[:-1])
 
 
@@ -52,7 +52,7 @@ def structured_encoder(name: str, space: spaces.Space[Any]) -> tuple[StructuredE
         encoder = StructuredEncoder(factory(space), space)
         with torch.no_grad():
             shape = list(
-                encoder.module(structured(space, torch.zeros(2, spaces.flatdim(space)))).shape
+                encoder.module(structure(space, torch.zeros(2, spaces.flatdim(space)))).shape
             )
     except Exception as error:
         kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""N Gymnasium environments in lockstep; each is reset in the step after its episode ends.
+"""N Gymnasium environments in this process; each is reset in the step after its episode ends.
 
 Observations are flat features; for actions see ``action_spaces``.
 
@@ -7,7 +7,8 @@ environment and the episode number. An environment is therefore saved as its epi
 actions taken in that episode, and is restored by replaying them. No pickle is needed.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -15,16 +16,15 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import Env, spaces
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
-from esper.simic.gym.action_spaces import Actions, Bools, Choices, leaves
-from esper.tamiyo.policy.recurrent import FlatObservation
-
-Floats = NDArray[np.float32]
+from esper.simic.gym.action_spaces import Actions, Choices, leaves
+from esper.simic.gym.lockstep import Environments, Episode, Shape
 
 MAX_FEATURES = 1_000_000
 MAX_OPTIONS = 100_000
@@ -32,27 +32,6 @@ FLAT = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces without parts that can be observed."""
 RESULT = ("observation", "reward", "terminated", "truncated", "info")
 """What ``step`` of an environment returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a policy's inputs and outputs.
-
-    Attributes:
-        inputs: number of features of an observation.
-        options: number of options of each head.
-        measured: whether some features are quantities, which are normalised.
-        raw: first column of other features and the one after their last, in pairs.
-        components: number of components of Box actions.
-        space: the observation space; None where it is not known.
-    """
-
-    inputs: int
-    options: tuple[int, ...]
-    measured: bool
-    raw: tuple[tuple[int, int], ...] = ()
-    components: int = 0
-    space: spaces.Space[Any] | None = field(default=None, compare=False)
 
 
 def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
@@ -65,13 +44,26 @@ def features_of(space: spaces.Space[Any], observation: Any) -> NDArray[Any]:
     return np.asarray(spaces.flatten(space, observation))
 
 
-def shape_of(env: Env[Any, Any]) -> Shape:
+AnyEnv = Env[Any, Any] | VectorEnv[Any, Any, Any]
+
+
+def observed_space(env: AnyEnv) -> spaces.Space[Any]:
+    """The space of an observation of one environment."""
+    return env.single_observation_space if isinstance(env, VectorEnv) else env.observation_space
+
+
+def acted_space(env: AnyEnv) -> spaces.Space[Any]:
+    """The space of an action of one environment."""
+    return env.single_action_space if isinstance(env, VectorEnv) else env.action_space
+
+
+def shape_of(env: AnyEnv) -> Shape:
     """The sizes of a policy that acts in ``env``.
 
     Raises:
         UsageError: Esper does not support one of the spaces, or it is too large.
     """
-    space = env.observation_space
+    space = observed_space(env)
     parts = list(leaves(space))
     if not all(isinstance(part, FLAT) for part in parts):
         kinds = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them"
@@ -89,69 +81,40 @@ def shape_of(env: Env[Any, Any]) -> Shape:
     return Shape(width, actions.options, any(boxes), tuple(raw), actions.components, space)
 
 
-def actions_of(env: Env[Any, Any]) -> Actions:
+def actions_of(env: AnyEnv) -> Actions:
     """The conversion of choices to actions of ``env``.
 
     Raises:
         UsageError: Esper does not support the space, or it is too large.
     """
-    actions = Actions.of_space(env.action_space)
+    space = acted_space(env)
+    actions = Actions.of_space(space)
     if actions is None or not 0 < sum(actions.options) + actions.components <= MAX_OPTIONS:
         kinds = (
             "Box of floats with bounds, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple "
             f"of them, with at most {MAX_OPTIONS} options"
         )
-        raise _refusal(env, "actions", env.action_space, kinds)
+        raise _refusal(env, "actions", space, kinds)
     return actions
 
 
-def _refusal(env: Env[Any, Any], what: str, space: Any, kinds: str) -> UsageError:
+def _refusal(env: AnyEnv, what: str, space: Any, kinds: str) -> UsageError:
     text = " ".join(str(space).split())
     return UsageError(
         f"gym: {what} of {_name(env)} are {text[:120]}; Esper takes {kinds}; wrap the environment"
     )
 
 
-def _name(env: Env[Any, Any]) -> str:
+def _name(env: AnyEnv) -> str:
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """An episode that ended.
-
-    Attributes:
-        environment: identity of its environment.
-        episode_return: sum of its rewards, unnormalised.
-        length: number of steps.
-        terminated: whether the episode reached a terminal state rather than being truncated.
-    """
-
-    environment: int
-    episode_return: float
-    length: int
-    terminated: bool
-
-
-class GymEnvironments:
-    """Environments of one task with their current observations.
+class GymEnvironments(Environments):
+    """Environments in this process, which take their steps in turns.
 
     Args:
         environments: environments of one task, not yet reset.
-        seed: seed of the run.
-        first: identity of the first environment; those of the others follow.
-        limit: steps after which an episode is truncated.
-
-    Attributes:
-        shape: sizes of a policy that acts in them.
-        actions: conversion of choices to actions.
-        identities: identities of the environments, int64 ``[N]``.
-        observation: the current observations; overwritten by the next step.
-        reward: rewards of the last step, float64 ``[N]``.
-        terminated, truncated: whether the last step ended the episode, bool ``[N]``.
-        over: environments whose episode has ended, bool ``[N]``: ``observation`` is their final
-            one, and the next step only resets them.
-        ended: episodes that ended in the last step.
+        seed, first, limit: see ``Environments``.
 
     Raises:
         UsageError: Esper does not support a space.
@@ -160,40 +123,21 @@ class GymEnvironments:
     def __init__(
         self, environments: list[Env[Any, Any]], seed: int, first: int = 0, limit: int = 10**9
     ):
-        self.environments, self.seed, self.limit = environments, seed, limit
-        self.identities = torch.arange(first, first + len(environments))
-        self.shape, self.actions = shape_of(environments[0]), actions_of(environments[0])
+        shape, actions = shape_of(environments[0]), actions_of(environments[0])
+        super().__init__(shape, actions, len(environments), seed, first, limit)
+        self.environments = environments
         self._space = environments[0].observation_space
-        count, options = len(environments), self.shape.options
-        self._features: Floats = np.zeros((count, self.shape.inputs), dtype=np.float32)
-        self._masks: Bools = np.zeros(
-            (count, len(options), max(options, default=1)), dtype=np.bool_
-        )
-        self.observation = FlatObservation(
-            torch.from_numpy(self._features), torch.from_numpy(self._masks)
-        )
-        self.reward, self._returns = np.zeros((2, count))
-        self.terminated, self.truncated, self.over = np.zeros((3, count), dtype=np.bool_)
-        self.episode = np.full(count, -1)
+        self.episode = np.full(self.count, -1)
         self._history: list[list[list[float]]] = [[] for _ in environments]
-        self.ended: list[Episode] = []
-
-    @property
-    def count(self) -> int:
-        """Number of environments N."""
-        return len(self.environments)
+        self._seeds: dict[int, list[int]] = {}
 
     def reset(self) -> None:
-        """Begin the first episode of every environment."""
+        """See ``Environments.reset``."""
         for i in range(self.count):
             self._begin(i, 0)
 
     def step(self, choices: Choices) -> None:
-        """Take one step in every environment; those that are ``over`` are reset instead.
-
-        Args:
-            choices: see ``Choices``.
-        """
+        """See ``Environments.step``."""
         self.ended = []
         actions, over = self.actions.of(choices), self.over.tolist()
         for i, (choice, action) in enumerate(zip(choices.tolist(), actions, strict=True)):
@@ -203,22 +147,30 @@ class GymEnvironments:
                 self._advance(i, choice, action)
 
     def close(self) -> None:
-        """Close the environments."""
+        """See ``Environments.close``."""
         for environment in self.environments:
             environment.close()
 
     def _begin(self, i: int, episode: int) -> None:
-        bits = random_bits(self.seed, self.identities[i : i + 1], Purpose.GYM_RESET, episode, 0, 1)
         self.episode[i] = episode
         self._history[i].clear()
         try:
-            observation, info = self.environments[i].reset(seed=int(bits))
+            observation, info = self.environments[i].reset(seed=self._seed_of(i, episode))
         except Exception as error:
             name = type(error).__name__
             raise self._fault(i, f"raised {name}: {first_line(error)}") from error
-        self.reward[i] = self._returns[i] = 0.0
+        self.reward[i] = self.returns[i] = self.lengths[i] = 0
         self.terminated[i] = self.truncated[i] = self.over[i] = False
         self._store(i, observation, info)
+
+    def _seed_of(self, i: int, episode: int) -> int:
+        """The seed of an episode; drawn for all environments, as a draw costs as much for one."""
+        if episode not in self._seeds:
+            earliest = self.episode.min()
+            self._seeds = {n: bits for n, bits in self._seeds.items() if n >= earliest}
+            key = self.seed, self.identities, Purpose.GYM_RESET, episode, 0, 1
+            self._seeds[episode] = random_bits(*key)[:, 0].tolist()
+        return self._seeds[episode][i]
 
     def _advance(self, i: int, choice: list[float], action: Any) -> None:
         try:
@@ -231,9 +183,10 @@ class GymEnvironments:
             raise self._fault(i, f"returned {count} values, not {', '.join(RESULT)}")
         observation, reward, terminated, truncated, info = result
         self._history[i].append(choice)
-        truncated = truncated or len(self._history[i]) >= self.limit
+        self.lengths[i] = length = len(self._history[i])
+        truncated = truncated or length >= self.limit
         self.reward[i] = reward
-        self._returns[i] += float(reward)
+        self.returns[i] += float(reward)
         self.terminated[i], self.truncated[i] = terminated, truncated
         self._store(i, observation, info)
         if terminated or truncated:
@@ -241,8 +194,8 @@ class GymEnvironments:
             self.ended.append(
                 Episode(
                     int(self.identities[i]),
-                    float(self._returns[i]),
-                    len(self._history[i]),
+                    float(self.returns[i]),
+                    length,
                     bool(terminated),
                 )
             )
@@ -276,7 +229,7 @@ class GymEnvironments:
     # --- state --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Episode numbers, actions taken and current observations, for the checkpoint."""
+        """Episode numbers, actions of the current episodes and their last observations."""
         columns = len(self.actions.options) + self.actions.components
         dtype = torch.float32 if self.actions.components else torch.int64
         choices = [choice for history in self._history for choice in history]
@@ -289,12 +242,7 @@ class GymEnvironments:
         }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore ``state`` by replaying its actions.
-
-        Raises:
-            ValueError: the number of environments or of features differs.
-            UsageError: an environment's observation differs from the saved one.
-        """
+        """See ``Environments.load``."""
         lengths = state["lengths"].tolist()
         if len(lengths) != self.count or state["features"].shape != self._features.shape:
             raise ValueError("the environments differ")
@@ -305,15 +253,16 @@ class GymEnvironments:
             for _ in range(length):
                 choice, action = next(actions)
                 if self.over[i]:
-                    raise _mismatch(i)
+                    raise mismatch(i)
                 self._advance(i, choice, action)
             features, reference = self._features[i], state["features"][i].numpy()
             same_masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
             if features.tobytes() != reference.tobytes() or not same_masks:
-                raise _mismatch(i)
+                raise mismatch(i)
 
 
-def _mismatch(i: int) -> UsageError:
+def mismatch(i: int) -> UsageError:
+    """The error where repeating an environment's actions does not lead to what it observed."""
     return UsageError(
         f"resume: environment {i} did not reproduce its saved observation, because seed and "
         "actions do not determine the episodes of this task; start a new run"
@@ -327,10 +276,32 @@ def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]
         UsageError: there is no such id, its module has not been imported (``plugins.load_all``),
             or the environment cannot be created.
     """
+    with _creating(name):
+        spec = gymnasium.registry.get(name.rpartition(":")[2])
+        if spec is not None and spec.entry_point is None:
+            raise UsageError(f"gym: {name} exists only as a VectorEnv; give --vectorization vector")
+        return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]
+
+
+def make_vector(name: str, arguments: dict[str, Any], count: int) -> VectorEnv[Any, Any, Any]:
+    """Create the ``VectorEnv`` of the Gymnasium id ``name``, of ``count`` environments.
+
+    Raises:
+        UsageError: see ``make``.
+    """
+    with _creating(name):
+        mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
+        return gymnasium.make_vec(name, count, vectorization_mode=mode, **arguments)
+
+
+@contextmanager
+def _creating(name: str) -> Iterator[None]:
     if not is_imported(name):
         NOTHING.check((), name, "a setting")
     try:
-        return [gymnasium.make(name, disable_env_checker=True, **arguments) for _ in range(count)]
+        yield
+    except UsageError:
+        raise
     except gymnasium.error.UnregisteredEnv as error:
         otherwise = "give the id of a registered one, or module:id"
         hint = suggestion(name, gymnasium.registry, otherwise, cutoff=0.5)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper.leyline.errors import UsageError, first_line
 from esper.leyline.records import (
+    Layout,
     Record,
     RecordHeader,
     VerifiedRecords,
@@ -193,8 +194,13 @@ def _episodes(record: Record) -> Episodes:
     Raises:
         UsageError: it has another layout than this version.
     """
-    header = record.header
-    differences = current_layout().differences(header.layout)
+    layout = record.header.layout
+    if layout is None:
+        raise UsageError(
+            f"records: {record.path} is of a Gymnasium task, not of growing networks; "
+            "esper query reads it as gym_records"
+        )
+    differences = current_layout().differences(layout)
     if differences:
         raise UsageError(
             f"records: {record.path} was made {'; '.join(differences)}; "
@@ -202,7 +208,7 @@ def _episodes(record: Record) -> Episodes:
         )
     try:
         table = pyarrow.parquet.read_table(pyarrow.BufferReader(record.content)).combine_chunks()
-        _check_content(table, header)
+        _check_content(table, record.header, layout)
         return _episodes_of(record, table)
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         # Sealed, so not damaged: another program wrote it.
@@ -212,13 +218,13 @@ def _episodes(record: Record) -> Episodes:
         ) from error
 
 
-def _check_content(table: pyarrow.Table, header: RecordHeader) -> None:
+def _check_content(table: pyarrow.Table, header: RecordHeader, layout: Layout) -> None:
     """Refuse a table that is not one of the episodes that ``header`` describes.
 
     Raises:
         ValueError: it has other columns, another number of rows, or impossible actions.
     """
-    layout, rows = header.layout, header.steps * header.episodes
+    rows = header.steps * header.episodes
     if not table.schema.equals(record_schema(layout)):
         raise ValueError("its columns are others")
     if min(header.steps, header.episodes) < 1 or table.num_rows != rows:

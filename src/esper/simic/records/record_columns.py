@@ -10,8 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import esper
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, Op
-from esper.leyline.records import Layout, RecordedTask, record_schema
+from esper.leyline.records import (
+    FORMAT_VERSION,
+    Layout,
+    RecordedTask,
+    RecordHeader,
+    record_schema,
+)
 from esper.runtime.tasks import Task
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import (
@@ -58,6 +65,25 @@ class RoundRecord:
     values: Tensor | None
     twin_scores: Tensor
 
+    def header(self, run: str) -> RecordHeader:
+        """What the record of the run ``run`` says about itself."""
+        steps, count = self.rollout.actions.shape[:2]
+        return RecordHeader(
+            format=FORMAT_VERSION,
+            run=run,
+            round=self.round,
+            policy=self.policy,
+            episodes=count,
+            steps=steps,
+            tasks=self.recorded_tasks,
+            layout=current_layout(),
+            esper=esper.__version__,
+        )
+
+    def table(self) -> pyarrow.Table:
+        """The columns of the record."""
+        return record_table(self)
+
     @property
     def recorded_tasks(self) -> dict[str, RecordedTask]:
         """The tasks of this round by their own name."""
@@ -88,11 +114,11 @@ def record_table(record: RoundRecord) -> pyarrow.Table:
         """Rows of the slots that a host has; the others pad it to the widest of the round."""
         inside = np.arange(x.shape[1]) < slots[:, None]
         offsets = np.concatenate([[0], np.cumsum(slots)]).astype(np.int32)
-        inner = _array(x[inside], schema.field(name).type.value_type)
+        inner = array_of(x[inside], schema.field(name).type.value_type)
         return pyarrow.ListArray.from_arrays(offsets, inner)
 
     def field_column(x: Tensor, name: str) -> pyarrow.Array:
-        return _array(_rows(x), schema.field(name).type)
+        return array_of(_rows(x), schema.field(name).type)
 
     masks = observation.masks
     value = record.values
@@ -133,9 +159,12 @@ def _rows(x: Tensor) -> NDArray[Any]:
     return rows
 
 
-def _array(x: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
-    """Rows as an array of ``kind``: numbers, or lists of one length."""
+def array_of(
+    x: NDArray[Any], kind: pyarrow.DataType, absent: NDArray[np.bool_] | None = None
+) -> pyarrow.Array:
+    """Rows as an array of ``kind``, numbers or lists of one length; null where ``absent``."""
     if not pyarrow.types.is_fixed_size_list(kind):
-        return pyarrow.array(np.ascontiguousarray(x), type=kind)
+        return pyarrow.array(np.ascontiguousarray(x), type=kind, mask=absent)
     flat = pyarrow.array(np.ascontiguousarray(x).reshape(-1), type=kind.value_type)
-    return pyarrow.FixedSizeListArray.from_arrays(flat, kind.list_size)
+    mask = None if absent is None else pyarrow.array(absent)
+    return pyarrow.FixedSizeListArray.from_arrays(flat, kind.list_size, mask=mask)

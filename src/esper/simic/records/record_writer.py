@@ -1,13 +1,14 @@
 """Writing the records of a run, one file per round."""
 
 from pathlib import Path
+from typing import Protocol
 
-import esper
+import pyarrow
+
 from esper.leyline.disk import replace_synced, sync
 from esper.leyline.errors import UsageError
 from esper.leyline.notices import notice
 from esper.leyline.records import (
-    FORMAT_VERSION,
     RecordHeader,
     record_files,
     record_folder,
@@ -16,7 +17,23 @@ from esper.leyline.records import (
     run_identity,
     sealed_record,
 )
-from esper.simic.records.record_columns import RoundRecord, current_layout, record_table
+
+
+class RoundContent(Protocol):
+    """What a round has to record."""
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1."""
+        ...
+
+    def header(self, run: str) -> RecordHeader:
+        """What the record of the run ``run`` says about itself."""
+        ...
+
+    def table(self) -> pyarrow.Table:
+        """The columns of the record."""
+        ...
 
 
 class RecordWriter:
@@ -34,11 +51,11 @@ class RecordWriter:
         self._identity = run_identity(run)
         self._failure = False
 
-    def write(self, record: RoundRecord) -> None:
+    def write(self, record: RoundContent) -> None:
         """Write the record of a round, or replace it; then remove those that are too old."""
         if self._failure:
             return
-        content = sealed_record(record_table(record), self._header(record))
+        content = sealed_record(record.table(), record.header(self._identity))
         try:
             folder = record_folder(self.run)
             if not folder.exists():
@@ -54,20 +71,6 @@ class RecordWriter:
                 f"warning: records: round {record.round} failed ({error.strerror}); "
                 "training continues and records no more rounds"
             )
-
-    def _header(self, record: RoundRecord) -> RecordHeader:
-        steps, count = record.rollout.actions.shape[:2]
-        return RecordHeader(
-            format=FORMAT_VERSION,
-            run=self._identity,
-            round=record.round,
-            policy=record.policy,
-            episodes=count,
-            steps=steps,
-            tasks=record.recorded_tasks,
-            layout=current_layout(),
-            esper=esper.__version__,
-        )
 
 
 def remove_records_after(run: Path, done: int) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Env
 from gymnasium.wrappers import RecordVideo
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
@@ -20,7 +19,8 @@ from esper.runtime import plugins
 from esper.runtime.gate import Permission
 from esper.simic.actor import PolicyActor
 from esper.simic.gym.collect import play
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, features_of
+from esper.simic.gym.lockstep import Environments, Episode
+from esper.simic.gym.vector_environment import GymEnvironments, features_of
 from esper.simic.run.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
@@ -88,13 +88,13 @@ class GymPolicy:
         config: settings of its run.
         round: round of its checkpoint.
         actor: network and normalisation.
-        example: an environment of the task, whose spaces tell how to convert.
+        example: environments of the task, whose spaces tell how to convert.
     """
 
     config: TrainConfig
     round: int
     actor: PolicyActor[FlatObservation]
-    example: GymEnvironments
+    example: Environments
 
     def act(
         self,
@@ -120,7 +120,8 @@ class GymPolicy:
         Raises:
             ValueError: the observation, the state or the mask has another shape.
         """
-        space, example = self.example.environments[0].observation_space, self.example
+        example, space = self.example, self.example.shape.space
+        assert space is not None
         if space.shape is None:  # Dict and Tuple
             batch = isinstance(observation, list)
         else:
@@ -183,7 +184,7 @@ class GymPolicy:
         config = self.config if videos is None else _drawing(self.config)
         environments = made_environments(config, EVALUATION, EVALUATION + episodes)
         if videos is not None:
-            _film(environments.environments, videos)
+            _film(environments, videos)
         try:
             return play(self.actor, environments, greedy)
         finally:
@@ -196,11 +197,17 @@ def _drawing(config: TrainConfig) -> TrainConfig:
     return replace(config, gymnasium=replace(config.gymnasium, gym_args=words))
 
 
-def _film(environments: list[Env[Any, Any]], folder: Path) -> None:
-    """Film the first episode of the first environments."""
-    for i, environment in enumerate(environments[:VIDEOS]):
+def _film(environments: Environments, folder: Path) -> None:
+    """Film the first episode of the first environments.
+
+    Raises:
+        UsageError: they are a VectorEnv.
+    """
+    if not isinstance(environments, GymEnvironments):
+        raise UsageError("video: a VectorEnv is not filmed; leave it out")
+    for i, environment in enumerate(environments.environments[:VIDEOS]):
         name = f"episode-{i + 1}"
-        environments[i] = RecordVideo(
+        environments.environments[i] = RecordVideo(
             environment, str(folder), lambda number: number == 0, name_prefix=name
         )
 
@@ -235,6 +242,9 @@ def gym_policy(run: Path, latest: bool, permission: Permission) -> GymPolicy:
     except UnusableRun as error:
         raise UsageError(f"run: {error.reason}") from error
     plugins.load_all(config, permission, str(run))
+    if config.gymnasium.vectorization == "async":
+        # With the same results in this process.
+        config = replace(config, gymnasium=replace(config.gymnasium, vectorization="sync"))
     example = made_environments(config, EVALUATION, EVALUATION + 1)
     agent = build_gym_agent(config, example.shape, CPU)
     restore_agent(agent, checkpoint.parts)

@@ -100,10 +100,7 @@ class GrowthRounds(Trainee):
 
     def record(self, number: int, rollout: Rollout[Observation]) -> RoundRecord:
         """See ``Trainee.record``."""
-        environment, agent, values = self.layout, self.agent, None
-        if agent is not None and agent.actor is agent and not rollout.lag:
-            # The moments of an older policy's values are not known any more.
-            values = agent.return_moments.restore(rollout.values)
+        environment = self.layout
         return RoundRecord(
             round=number,
             policy=self.policy,
@@ -111,7 +108,7 @@ class GrowthRounds(Trainee):
             environments=environment.environments,
             twins=environment.groups,
             tasks=environment.current_tasks,
-            values=values,
+            values=self.known_values(rollout),
             twin_scores=self.recorder.twin_scores,
         )
 

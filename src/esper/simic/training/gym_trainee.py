@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -23,10 +25,14 @@ from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect, play
+from esper.simic.gym.lockstep import Environments, Episode, Shape
+from esper.simic.gym.process_environments import ProcessEnvironments
 from esper.simic.gym.registration import register_envs
-from esper.simic.gym.vector_environment import Episode, GymEnvironments, Shape, make
+from esper.simic.gym.vector_environment import GymEnvironments, make, make_vector
+from esper.simic.gym.vector_task import VectorEnvironments
 from esper.simic.impala import load_snapshot, snapshot
 from esper.simic.ppo import PPOAgent
+from esper.simic.records.gym_record import GymRecord
 from esper.simic.rollout import Rollout
 from esper.simic.training.actor_specs import ActorSpec, actor_specs, concatenation, joined_rollout
 from esper.simic.training.setup import compile_mode, plugin_paths, policy_dtype
@@ -68,20 +74,21 @@ class GymRounds(Trainee):
 
     Args:
         config: settings of the run, with ``gym`` set.
-        shape: sizes of the task's observations and actions.
+        example: environments of the task, whose sizes the policy has.
         device: device of the policy; environments run on the CPU.
     """
 
     backend_name = "gymnasium"
     agent: PPOAgent[FlatObservation]
-    _evaluator: GymEnvironments | None = None
+    _evaluator: Environments | None = None
 
-    def __init__(self, config: TrainConfig, shape: Shape, device: torch.device):
+    def __init__(self, config: TrainConfig, example: Environments, device: torch.device):
+        self.actions = example.actions
         threads = config.machine.threads or 1
         settings = {"plugin": plugin_paths(config), "threads": threads}
         self.config = unflatten({**settings, **config.algorithm.resolved()}, config)
         self.policy, self.operation_threads = config.method.algorithm, threads
-        self.agent = build_gym_agent(self.config, shape, device)
+        self.agent = build_gym_agent(self.config, example.shape, device)
         self.precision = Precision(device.type)
         self._episodes: list[Episode] = []
         self._boundary: State = {}
@@ -102,6 +109,17 @@ class GymRounds(Trainee):
             "device": self.config.machine.device,
             "gym": self.config.gymnasium.gym,
         }
+
+    def record(self, number: int, rollout: Rollout[FlatObservation]) -> GymRecord:
+        """See ``Trainee.record``."""
+        # Actors tell of their environments after their first round.
+        before = self._boundary.get("environments", {})
+        lengths = before.get("lengths", torch.zeros(self.count, dtype=torch.int64))
+        gym = self.config.gymnasium.gym
+        assert gym is not None
+        options, bounds = self.actions.options, self.actions.bounds
+        values = self.known_values(rollout)
+        return GymRecord(number, gym, self.policy, rollout, lengths, options, *bounds, values)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
@@ -211,7 +229,7 @@ class GymTrainee(GymRounds):
 
     def __init__(self, config: TrainConfig, device: torch.device):
         self.environments = made_environments(config, 0, config.world.envs)
-        super().__init__(config, self.environments.shape, device)
+        super().__init__(config, self.environments, device)
         begin(self.environments, self.agent.actor)
         self._boundary = self.state()
 
@@ -291,7 +309,7 @@ class RemoteGymTrainee(GymRounds):
     def __init__(self, config: TrainConfig, actors: ActorSettings, device: torch.device):
         one = made_environments(config, 0, 1)
         one.close()
-        super().__init__(config, one.shape, device)
+        super().__init__(config, one, device)
         world = config.world
         self.cuts = [len(part) for part in torch.arange(self.count).tensor_split(actors.count)]
         specs = actor_specs(self.config, self.cuts, actors.lag == 0)
@@ -329,13 +347,13 @@ class RemoteGymTrainee(GymRounds):
 
 
 def begin(
-    environments: GymEnvironments, actor: PolicyActor[FlatObservation], state: State | None = None
+    environments: Environments, actor: PolicyActor[FlatObservation], state: State | None = None
 ) -> None:
     """Begin the first episodes with an empty memory, or continue from what ``state_of`` returned.
 
     Raises:
         RuntimeError, ValueError, KeyError: the state is that of another task.
-        UsageError: see ``GymEnvironments.load``.
+        UsageError: see ``Environments.load``.
     """
     actor.begin(environments.identities.to(actor.device), 0)
     if state is None:
@@ -346,24 +364,44 @@ def begin(
     environments.load(state["environments"])
 
 
-def state_of(environments: GymEnvironments, actor: PolicyActor[FlatObservation]) -> State:
+def state_of(environments: Environments, actor: PolicyActor[FlatObservation]) -> State:
     """The state of environments, and of an actor's memory of them."""
     memory = {str(i): state.clone() for i, state in enumerate(actor.hidden)}
     return {"environments": environments.state(), "memory": memory}
 
 
-def made_environments(config: TrainConfig, begin: int, end: int) -> GymEnvironments:
+def made_environments(config: TrainConfig, begin: int, end: int) -> Environments:
     """The environments ``begin`` to ``end`` of the task, not yet reset.
 
     Raises:
         UsageError: there is no such task, or Esper does not support its spaces.
     """
-    name = config.gymnasium.gym
-    assert name is not None
+    gym, seed, count = config.gymnasium, config.world.seed, end - begin
+    if gym.vectorization == "sync":
+        return _in_turns(config, begin, end)
+    assert gym.gym is not None
     register_envs()
-    environments = make(name, arguments_of(config.gymnasium.gym_args), end - begin)
-    limit = config.gymnasium.episode_limit
-    return GymEnvironments(environments, config.world.seed, begin, limit)
+    if gym.vectorization == "vector":
+        envs = make_vector(gym.gym, arguments_of(gym.gym_args), count)
+        return VectorEnvironments(envs, seed, begin, gym.episode_limit)
+    specs = [replace(actor_specs(config, [1], False)[0], begin=i) for i in range(begin, end)]
+    makers = [partial(_single, spec, os.getpid()) for spec in specs]
+    return ProcessEnvironments(makers, seed, begin, gym.episode_limit)
+
+
+def _in_turns(config: TrainConfig, begin: int, end: int) -> GymEnvironments:
+    gym = config.gymnasium
+    assert gym.gym is not None
+    register_envs()
+    environments = make(gym.gym, arguments_of(gym.gym_args), end - begin)
+    return GymEnvironments(environments, config.world.seed, begin, gym.episode_limit)
+
+
+def _single(spec: ActorSpec, process: int) -> GymEnvironments:
+    """The environment of a process, or a further one in that which trains, where plugins ran."""
+    is_worker = os.getpid() != process
+    config = spec.config() if is_worker else unflatten(spec.settings)
+    return _in_turns(config, spec.begin, spec.begin + 1)
 
 
 def build_gym_agent(

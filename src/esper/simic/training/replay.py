@@ -15,7 +15,7 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.growth.agent import growth_agent
 from esper.simic.gym.agent import gym_agent
-from esper.simic.gym.vector_environment import Shape
+from esper.simic.gym.lockstep import Shape
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
 from esper.tamiyo.policy.features import FeatureNames, Observation

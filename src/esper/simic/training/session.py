@@ -182,9 +182,7 @@ class Session(RunProcess):
         """Write the record of a round, before a checkpoint can say that the round is done."""
         if self.records is None:
             return
-        record = self.trainee.record(index, rollout)
-        if record is not None:
-            self.records.write(record)
+        self.records.write(self.trainee.record(index, rollout))
 
     def _update_completed(self, index: int, metrics: dict[str, float | None]) -> PPOUpdateCompleted:
         assert self.agent is not None, "no learner"

@@ -5,13 +5,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from esper.leyline.config import TrainConfig
 from esper.leyline.events import SCHEMA_VERSION, TrainingStarted
 from esper.nissa.hub import Hub
 from esper.simic.growth.step import Step
 from esper.simic.gym.collect import GymStep
 from esper.simic.ppo import PPOAgent
-from esper.simic.records.record_columns import RoundRecord
+from esper.simic.records.record_writer import RoundContent
 from esper.simic.rollout import Rollout
 from esper.simic.run.checkpoint import restore_agent
 from esper.simic.training.run_lines import schedule_settings
@@ -88,9 +90,17 @@ class Trainee(ABC):
     def collect(self, hub: Hub, number: int, on_step: Callable[[AnyStep], None]) -> Rollout[Any]:
         """Act for one round and emit its events; ``on_step`` may raise to end the round early."""
 
-    def record(self, number: int, rollout: Rollout[Any]) -> RoundRecord | None:
-        """The rollout of a round for a file, before its update; None for a Gymnasium task."""
-        return None
+    @abstractmethod
+    def record(self, number: int, rollout: Rollout[Any]) -> RoundContent:
+        """The rollout of a round for a file, before its update."""
+
+    def known_values(self, rollout: Rollout[Any]) -> Tensor | None:
+        """The critic's estimates in units of reward, ``[T, N]``; None without a critic."""
+        agent = self.agent
+        if agent is None or agent.actor is not agent or rollout.lag:
+            # The moments of an older policy's values are not known any more.
+            return None
+        return agent.return_moments.restore(rollout.values)
 
     @abstractmethod
     def finish(

@@ -20,13 +20,25 @@ def action_noise(
 
 
 class EpisodeNoise:
-    """``action_noise`` for the steps of an episode, drawn for many steps at a time."""
+    """``action_noise`` for the steps of an episode, drawn for many steps at a time.
+
+    Args:
+        seed, environments, episode, widest: as for ``action_noise``.
+        heads: number of heads.
+        steps: number of steps that are likely to be drawn.
+    """
 
     def __init__(
-        self, seed: int, environments: Tensor, episode: int, widest: int, heads: int = len(HEADS)
+        self,
+        seed: int,
+        environments: Tensor,
+        episode: int,
+        widest: int,
+        heads: int = len(HEADS),
+        steps: int = 2**16,
     ):
         self.shape = len(environments), heads, widest
-        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest)
+        self.bits = StepBits(seed, environments, Purpose.ACTION, episode, heads * widest, steps)
         self.words = self.noise = self.bits.bits
 
     def at(self, step: int) -> Tensor:
