@@ -52,6 +52,8 @@ def collect(
     hidden = actor.hidden
     # In CPU memory, copied to the device once.
     rewards = np.zeros((length, environments.count))
+    now = [x.numpy() for x in environments.observation.tensors().values()]
+    observations = [np.zeros((length, *x.shape), x.dtype) for x in now]
     terminated, truncated, over = np.zeros((3, length, environments.count), dtype=np.bool_)
     rollout: Rollout[FlatObservation] | None = None
     with actor.policy.frozen_weights():
@@ -59,7 +61,9 @@ def collect(
             observation, over[t] = environments.observation.to(actor.device), environments.over
             actions, log_prob, value = actor.act(observation, t)
             rollout = rollout or Rollout(length, observation, actions)
-            rollout.write(t, observation, actions, log_prob, value)
+            rollout.actions[t], rollout.log_prob[t], rollout.values[t] = actions, log_prob, value
+            for rows, x in zip(observations, now, strict=True):
+                rows[t] = x
             environments.step(actions.cpu().numpy())
             rewards[t], terminated[t] = environments.reward, environments.terminated
             truncated[t] = environments.truncated & ~environments.terminated
@@ -70,6 +74,8 @@ def collect(
         assert rollout is not None
         rollout.last_observation = environments.observation.to(actor.device)
         rollout.last_value = actor.value(rollout.last_observation)
+    for tensor, rows in zip(rollout.observation.tensors().values(), observations, strict=True):
+        tensor.copy_(torch.from_numpy(rows))
     rollout.rewards.copy_(torch.from_numpy(rewards))
     rollout.terminated.copy_(torch.from_numpy(terminated))
     rollout.truncated.copy_(torch.from_numpy(truncated))
