@@ -44,6 +44,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
+def pytest_unconfigure() -> None:
+    """Let it go at the end, as bindings report what is still alive."""
+    gc.unfreeze()
+
+
 REAL = pytest.param(
     "real",
     marks=[

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import pyarrow
@@ -82,6 +82,9 @@ def _difference(kind: str, names: list[str], other_names: list[str]) -> str | No
     return " and ".join(parts) or f"with another order of every {kind}"
 
 
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+
+
 class GymLayout(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The meaning of the numbers in observations and actions of a Gymnasium task.
 
@@ -93,9 +96,9 @@ class GymLayout(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     """
 
     gym: str
-    features: int
-    options: list[int]
-    components: int
+    features: Size
+    options: list[Size]
+    components: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class RecordedTask(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -381,6 +384,9 @@ def _header(path: Path, content: bytes) -> RecordHeader:
             "use the version that wrote it"
         )
     try:
-        return msgspec.convert(fields, RecordHeader)
+        header = msgspec.convert(fields, RecordHeader)
     except msgspec.ValidationError as error:
         raise DamagedRecord(f"its header is wrong: {shown(str(error))}") from error
+    if (header.layout is None) == (header.gym is None):
+        raise DamagedRecord("its header is wrong: it has no layout, or two")
+    return header

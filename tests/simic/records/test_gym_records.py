@@ -7,11 +7,13 @@ import gymnasium
 import numpy as np
 import pyarrow.parquet
 import pytest
+from msgspec.structs import replace
 
 from esper.karn import query
 from esper.leyline.errors import UsageError
-from esper.leyline.records import record_files
+from esper.leyline.records import record_files, run_identity, sealed_record, verified_record
 from esper.simic.records.episodes import read_episodes
+from esper.simic.records.record_columns import current_layout
 from esper.simic.training.vectorized import resume_ppo, train_ppo_vectorized
 
 LIMIT = 20
@@ -87,6 +89,22 @@ def test_a_query_reads_them_beside_those_of_growing_networks(tmp_path: Path) -> 
     assert len(files.to_pylist()) == 4
     with pytest.raises(UsageError, match="is of a Gymnasium task, not of growing networks"):
         read_episodes([run])
+
+
+def test_a_forged_layout_is_one_line(tmp_path: Path) -> None:
+    run = train(tmp_path, "CartPole-v1")
+    path = record_files(run)[0]
+    header, _ = verified_record(path, run_identity(run))
+    table, layout = pyarrow.parquet.read_table(path), header.gym
+    for gym, growth in (
+        (None, None),
+        (layout, current_layout()),
+        (replace(layout, features=-3), None),
+        (replace(layout, options=[2**40]), None),
+    ):
+        path.write_bytes(sealed_record(table, replace(header, gym=gym, layout=growth)))
+        with pytest.raises(UsageError, match=r"is damaged \(its header is wrong: "):
+            query([run], "SELECT * FROM gym_records")
 
 
 def test_a_resumed_run_has_every_round_once(tmp_path: Path) -> None:

@@ -118,7 +118,6 @@ class ProcessEnvironments(Environments):
                 context=method,
                 worker=serve,
                 autoreset_mode=AutoresetMode.DISABLED,
-                max_concurrency=os.cpu_count(),
             )
         except (EOFError, OSError) as error:
             raise UsageError(ENDED) from error
