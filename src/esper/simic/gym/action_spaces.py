@@ -38,10 +38,7 @@ class Part:
             return [int(choice) + start for choice in choices[:, self.begin].tolist()]
         columns = choices[:, self.begin : self.end]
         if isinstance(self.space, spaces.Box):
-            low, high = (bound.reshape(-1) for bound in (self.space.low, self.space.high))
-            # torch's tanh, as in an exported policy: that of numpy rounds differently.
-            tanh = torch.from_numpy(columns).tanh().numpy()
-            values = np.clip(low + (tanh + 1.0) / 2.0 * (high - low), low, high)
+            values = to_bounds(columns, self.space.low.reshape(-1), self.space.high.reshape(-1))
         else:
             values = columns.astype(np.int64) + np.array(self.starts)
         assert self.space.shape is not None
@@ -133,6 +130,13 @@ class Actions:
         if len(flat) != sum(self.options):
             raise ValueError(f"has {len(flat)} numbers, not {sum(self.options)}")
         return np.split(flat, np.cumsum(self.options)[:-1]) if self.options else []
+
+
+def to_bounds(numbers: Choices, low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    """Components of a Box from unbounded numbers, ``[..., components]``."""
+    # torch's tanh, as in an exported policy: that of numpy rounds differently.
+    tanh = torch.from_numpy(numbers).tanh().numpy()
+    return np.clip(low + (tanh + 1.0) / 2.0 * (high - low), low, high)
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from esper.leyline.errors import UsageError
 from esper.simic.gym.action_spaces import Actions, Bools, Choices
 from esper.tamiyo.policy.recurrent import FlatObservation
 
@@ -122,6 +123,12 @@ class Environments(ABC):
             for i in ends
         ]
 
+    def _compare(self, i: int, state: dict[str, torch.Tensor]) -> None:
+        """Refuse an environment that does not observe what ``state`` says, bit for bit."""
+        equal = self._features[i].tobytes() == state["features"][i].numpy().tobytes()
+        if not (equal and np.array_equal(self._masks[i], state["masks"][i].numpy())):
+            raise mismatch(i)
+
     @abstractmethod
     def reset(self) -> None:
         """Begin the first episode of every environment."""
@@ -153,3 +160,11 @@ class Environments(ABC):
             ValueError: the number of environments or of features differs.
             UsageError: an environment's observation differs from the saved one.
         """
+
+
+def mismatch(i: int) -> UsageError:
+    """The error where repeating an environment's actions does not lead to what it observed."""
+    return UsageError(
+        f"resume: environment {i} did not reproduce its saved observation, because seed and "
+        "actions do not determine the episodes of this task; start a new run"
+    )

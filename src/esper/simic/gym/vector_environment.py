@@ -24,7 +24,7 @@ from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.runtime.gate import NOTHING
 from esper.runtime.plugins import is_imported
 from esper.simic.gym.action_spaces import Actions, Choices, leaves
-from esper.simic.gym.lockstep import Environments, Episode, Shape
+from esper.simic.gym.lockstep import Environments, Episode, Shape, mismatch
 
 MAX_FEATURES = 1_000_000
 MAX_OPTIONS = 100_000
@@ -255,18 +255,7 @@ class GymEnvironments(Environments):
                 if self.over[i]:
                     raise mismatch(i)
                 self._advance(i, choice, action)
-            features, reference = self._features[i], state["features"][i].numpy()
-            same_masks = np.array_equal(self._masks[i], state["masks"][i].numpy())
-            if features.tobytes() != reference.tobytes() or not same_masks:
-                raise mismatch(i)
-
-
-def mismatch(i: int) -> UsageError:
-    """The error where repeating an environment's actions does not lead to what it observed."""
-    return UsageError(
-        f"resume: environment {i} did not reproduce its saved observation, because seed and "
-        "actions do not determine the episodes of this task; start a new run"
-    )
+            self._compare(i, state)
 
 
 def make(name: str, arguments: dict[str, Any], count: int) -> list[Env[Any, Any]]:

@@ -15,7 +15,6 @@ from esper.simic.gym.lockstep import Environments
 from esper.simic.gym.vector_environment import (
     actions_of,
     features_of,
-    mismatch,
     observed_space,
     shape_of,
 )
@@ -147,6 +146,4 @@ class VectorEnvironments(Environments):
         for choices in actions:
             self.step(choices)
         for i in range(self.count):
-            equal = self._features[i].tobytes() == state["features"][i].numpy().tobytes()
-            if not (equal and np.array_equal(self._masks[i], state["masks"][i].numpy())):
-                raise mismatch(i)
+            self._compare(i, state)

@@ -29,7 +29,7 @@ class GymRecord:
         rollout: observations, actions, log-probs, rewards and ends.
         lengths: steps of each environment's episode before the round, int64 ``[N]``.
         options: number of options of each head.
-        low, high: bounds of each component of Box actions, ``[components]``.
+        numbers: Box actions as the environments took them, ``[T, N, components]``.
         values: the critic's estimates in units of reward, ``[T, N]``; None if they are not known.
     """
 
@@ -39,16 +39,15 @@ class GymRecord:
     rollout: Rollout[FlatObservation]
     lengths: Tensor
     options: tuple[int, ...]
-    low: NDArray[Any]
-    high: NDArray[Any]
+    numbers: NDArray[Any]
     values: Tensor | None
 
     @property
     def layout(self) -> GymLayout:
         """Meaning of observations and actions."""
         features = self.rollout.observation.features.shape[-1]
-        options = list(self.options)
-        return GymLayout(gym=self.gym, features=features, options=options, components=len(self.low))
+        options, components = list(self.options), self.numbers.shape[-1]
+        return GymLayout(gym=self.gym, features=features, options=options, components=components)
 
     def header(self, run: str) -> RecordHeader:
         """See ``RoundContent.header``."""
@@ -73,8 +72,6 @@ class GymRecord:
         steps, count = rollout.valid.shape
         final = ~_rows(rollout.valid)
         choices, heads = _rows(rollout.actions), len(layout.options)
-        shares = (np.tanh(choices[:, heads:]) + 1.0) / 2.0
-        numbers = self.low + shares * (self.high - self.low)
         masks = _rows(rollout.observation.masks)
         exists = np.arange(masks.shape[-1]) < np.array(layout.options, np.int64)[:, None]
         columns: dict[str, Any] = {
@@ -84,7 +81,7 @@ class GymRecord:
             "observation": _rows(rollout.observation.features),
             "legal": masks[:, exists],
             "actions": choices[:, :heads],
-            "numbers": numbers,
+            "numbers": _rows(self.numbers),
             "log_prob": _rows(rollout.log_prob),
             "reward": _rows(rollout.rewards),
             "terminated": _rows(rollout.terminated),

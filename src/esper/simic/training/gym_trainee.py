@@ -23,6 +23,7 @@ from esper.nissa.hub import Hub
 from esper.simic.actor import PolicyActor
 from esper.simic.distributed.cluster import ActorSettings
 from esper.simic.distributed.remote_actors import RemoteActors
+from esper.simic.gym.action_spaces import to_bounds
 from esper.simic.gym.agent import gym_agent
 from esper.simic.gym.collect import GymStep, collect, play
 from esper.simic.gym.lockstep import Environments, Episode, Shape
@@ -117,9 +118,10 @@ class GymRounds(Trainee):
         lengths = before.get("lengths", torch.zeros(self.count, dtype=torch.int64))
         gym = self.config.gymnasium.gym
         assert gym is not None
-        options, bounds = self.actions.options, self.actions.bounds
-        values = self.known_values(rollout)
-        return GymRecord(number, gym, self.policy, rollout, lengths, options, *bounds, values)
+        options, values = self.actions.options, self.known_values(rollout)
+        choices = rollout.actions[..., len(options) :].cpu().numpy()
+        numbers = to_bounds(choices, *self.actions.bounds)
+        return GymRecord(number, gym, self.policy, rollout, lengths, options, numbers, values)
 
     def finish(
         self, hub: Hub, number: int, steps_per_second: float, metrics: dict[str, float | None]
