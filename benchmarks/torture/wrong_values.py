@@ -94,7 +94,7 @@ def _with_nan(folder: Path, point: str, number: int) -> str:
                 dict(agent.policy.named_parameters())[name].data.view(-1)[0] = math.nan
                 before[name].view(-1)[0] = math.nan
             elif point == "moments":
-                states = list(agent.optimizer.adam.state.values())
+                states = list(agent.optimizer.states.values())
                 states[number % len(states)]["exp_avg"].view(-1)[0] = math.nan
             else:
                 _in_rollout(point)(rollout)

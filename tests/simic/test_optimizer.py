@@ -1,4 +1,4 @@
-"""The policy's optimizer: fused and foreach kernels, skipped steps, state by name."""
+"""The policy's optimizer: torch's Adam, skipped steps, state by name."""
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ def policy_with_gradients(seed: int = 0) -> FactoredLSTM:
     return policy
 
 
-def stepped(fused: bool, skips: list[float]) -> tuple[dict[str, Tensor], PolicyOptimizer]:
+def stepped(skips: list[float]) -> tuple[dict[str, Tensor], PolicyOptimizer]:
     policy = policy_with_gradients()
-    optimizer = PolicyOptimizer(policy, CPU, fused)
+    optimizer = PolicyOptimizer(policy, CPU)
     optimizer.set_rates({"policy": 1e-2, "value": 3e-2})
     for skip in skips:
         optimizer.step_unless(torch.tensor(skip))
@@ -32,7 +32,7 @@ def flat(state: dict) -> dict[str, Tensor]:
     return {f"{n}/{k}": torch.as_tensor(x) for n, p in state.items() for k, x in p.items()}
 
 
-def test_fused_and_foreach_are_plain_adam() -> None:
+def test_steps_are_those_of_plain_adam() -> None:
     """Both equal torch's per-tensor loop."""
     policy = policy_with_gradients()
     critic = {id(p) for p in policy.head_parameters("value")}
@@ -44,18 +44,16 @@ def test_fused_and_foreach_are_plain_adam() -> None:
     )
     for _ in range(4):
         plain.step()
-    for fused in (True, False):
-        weights, _ = stepped(fused, [0.0] * 4)
-        for name, parameter in policy.named_parameters():
-            torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+    weights, _ = stepped([0.0] * 4)
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(weights[name], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_one_call_for_actor_and_critic_gives_the_bits_of_two(fused: bool) -> None:
+def test_one_call_for_actor_and_critic_gives_the_bits_of_two() -> None:
     weights = []
     for apart in (True, False):
         policy = policy_with_gradients()
-        optimizer = PolicyOptimizer(policy, CPU, fused, apart)
+        optimizer = PolicyOptimizer(policy, CPU, apart)
         optimizer.set_rates({"policy": 1e-2, "value": 1e-2})
         for _ in range(3):
             optimizer.step_unless(torch.tensor(0.0))
@@ -63,10 +61,9 @@ def test_one_call_for_actor_and_critic_gives_the_bits_of_two(fused: bool) -> Non
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_skipped_step_changes_no_bit(fused: bool) -> None:
-    with_skips, one = stepped(fused, [1.0, 0.0, 1.0, 0.0, 1.0])
-    without, other = stepped(fused, [0.0, 0.0])
+def test_a_skipped_step_changes_no_bit() -> None:
+    with_skips, one = stepped([1.0, 0.0, 1.0, 0.0, 1.0])
+    without, other = stepped([0.0, 0.0])
     assert all(torch.equal(with_skips[name], without[name]) for name in without)
     mine, theirs = flat(one.state()), flat(other.state())
     assert mine.keys() == theirs.keys()
@@ -74,7 +71,7 @@ def test_a_skipped_step_changes_no_bit(fused: bool) -> None:
 
 
 def test_state_restored_by_name_continues_in_the_same_bits() -> None:
-    _, optimizer = stepped(True, [0.0, 0.0])
+    _, optimizer = stepped([0.0, 0.0])
     stored = {n: {k: x.clone() for k, x in p.items()} for n, p in optimizer.state().items()}
     optimizer.step_unless(torch.tensor(0.0))
     policy = policy_with_gradients()
@@ -87,7 +84,7 @@ def test_state_restored_by_name_continues_in_the_same_bits() -> None:
 
 
 def test_state_of_another_network_is_refused() -> None:
-    _, optimizer = stepped(True, [0.0])
+    _, optimizer = stepped([0.0])
     stored = optimizer.state()
     with pytest.raises(KeyError, match="stranger"):
         optimizer.load(stored | {"stranger": {}})
@@ -98,9 +95,9 @@ def test_state_of_another_network_is_refused() -> None:
 
 
 def test_moments_that_are_not_finite_are_detected() -> None:
-    _, optimizer = stepped(True, [0.0])
+    _, optimizer = stepped([0.0])
     assert bool(optimizer.finite())
-    optimizer.adam.state[optimizer.parameters[3]]["exp_avg_sq"].view(-1)[0] = torch.inf
+    optimizer.states[optimizer.parameters[3]]["exp_avg_sq"].view(-1)[0] = torch.inf
     assert not bool(optimizer.finite())
 
 
@@ -128,20 +125,3 @@ def test_the_norm_of_a_missing_gradient_is_none() -> None:
     assert heads["op"].isnan()
     assert heads["value"].isfinite()
     assert norm.isnan()
-
-
-def test_it_is_fused_where_there_is_a_kernel_else_foreach(monkeypatch) -> None:
-    policy = policy_with_gradients()
-    assert PolicyOptimizer(policy, CPU).adam.defaults["fused"]
-    adam = torch.optim.Adam
-
-    def without_fused(*arguments, **options):
-        if options.get("fused"):
-            raise RuntimeError("`fused=True` requires all the params to be on supported devices")
-        return adam(*arguments, **options)
-
-    monkeypatch.setattr(torch.optim, "Adam", without_fused)
-    optimizer = PolicyOptimizer(policy, CPU)
-    assert not optimizer.fused
-    assert optimizer.adam.defaults["foreach"]
-    assert not optimizer.adam.defaults["fused"]

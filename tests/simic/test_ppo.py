@@ -452,7 +452,7 @@ def test_a_gradient_and_a_moment_of_the_optimizer_are_named() -> None:
     assert agent.refusal.tensor == "gradient/op_head.out.weight"
     agent = agent_with()
     agent.update(rollout_of(agent))
-    agent.optimizer.adam.state[agent.policy.op_head.out.bias]["exp_avg_sq"][0] = math.inf
+    agent.optimizer.states[agent.policy.op_head.out.bias]["exp_avg_sq"][0] = math.inf
     before = weights(agent)
     assert agent.update(rollout_of(agent))["refused"] == 1.0
     assert agent.refusal.tensor == "optimizer/op_head.out.bias/exp_avg_sq"

@@ -456,10 +456,8 @@ def test_float16_is_scaled_and_an_overflow_is_skipped_without_refusal() -> None:
 # --- optimizer and transfer -----------------------------------------------------------------------
 
 
-def test_the_optimizer_is_fused() -> None:
+def test_the_optimizer_has_the_rate_of_the_settings() -> None:
     trainer = trainer_of(learning_rate=3e-4)
-    assert trainer.optimizer.fused
-    assert all(group["fused"] for group in trainer.optimizer.adam.param_groups)
     assert [float(rate) for rate in trainer.optimizer.rates.values()] == pytest.approx([3e-4] * 2)
 
 

@@ -4,7 +4,6 @@ Generalised advantage estimation (Schulman et al., 2016), or another estimator.
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -46,13 +45,17 @@ def generalised_advantages(
         advantages ``[T, N]``, returns (advantages plus values) ``[T, N]``.
     """
     deltas, continues = step_errors(rewards, values, last_value, terminated, discount, truncated)
-    decays = discount * trace_decay * continues
-    rows, advantage = [], torch.zeros_like(last_value)
-    for delta, decay in zip(reversed(deltas.unbind()), reversed(decays.unbind()), strict=True):
-        advantage = delta + decay * advantage
-        rows.append(advantage)
-    advantages = torch.stack(rows[::-1])
+    advantages = decayed_sums(deltas, discount * trace_decay * continues)
     return advantages, advantages + values
+
+
+def decayed_sums(deltas: Tensor, decays: Tensor) -> Tensor:
+    """``x_t = delta_t + decay_t x_{t+1}``, with 0 after the last step; ``[T, ...]`` each."""
+    rows, x = [], torch.zeros_like(decays[0])
+    for delta, decay in zip(reversed(deltas.unbind()), reversed(decays.unbind()), strict=True):
+        x = delta + decay * x
+        rows.append(x)
+    return torch.stack(rows[::-1])
 
 
 def step_errors(
@@ -198,8 +201,11 @@ class GeneralisedEstimator:
         """See ``Estimator.estimate``."""
         normals = rollout.values, rollout.last_value
         values, last_value = rollout.with_cut_offs(*map(return_moments.restore, normals))
-        rewards, ends = rollout.rewards, rollout.terminated
-        estimate = partial(generalised_advantages, rewards, values, last_value, ends, self.discount)
-        advantages, targets = estimate(self.trace_decay, rollout.cut_off)
-        _, returns = estimate(1.0, rollout.cut_off)
-        return Estimates(values, advantages, targets, returns, rollout.log_prob)
+        ends = rollout.terminated, self.discount, rollout.cut_off
+        deltas, continues = step_errors(rollout.rewards, values, last_value, *ends)
+        decays = [self.discount * decay * continues for decay in (self.trace_decay, 1.0)]
+        # Sums for both decays in one loop, which costs as much as for one.
+        both = decayed_sums(deltas[:, None], torch.stack(decays, 1))
+        advantages, returns = (x.contiguous() for x in both.unbind(1))
+        targets = advantages + values
+        return Estimates(values, advantages, targets, returns + values, rollout.log_prob)

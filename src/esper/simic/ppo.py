@@ -28,7 +28,7 @@ from esper.simic.gradients import (
 from esper.simic.loss import CompiledLoss, is_compiler_error, weighted_mean
 from esper.simic.normalise import ObservationMoments, RunningMoments
 from esper.simic.optimizer import PolicyOptimizer
-from esper.simic.rollout import CutOffs, Rollout, Sequences, even_split, split_sequences
+from esper.simic.rollout import Rollout, Sequences, even_split, split_sequences
 from esper.simic.schedules import AdaptiveRate, Schedules
 from esper.simic.update_metrics import Metrics, summarise
 from esper.tamiyo.policy.interface import ObservationT, Policy, full_precision
@@ -56,9 +56,9 @@ class LearningBatch(Generic[ObservationT]):
     weight: Tensor | None
 
 
-Bootstrap = Callable[[Rollout[ObservationT], "PPOAgent[ObservationT]"], CutOffs | None]
-"""Returns the truncated episodes of a rollout, with values by the policy of the learner; before
-the first update, measures the units of observations and rewards."""
+Bootstrap = Callable[[Rollout[ObservationT], "PPOAgent[ObservationT]", bool], Rollout[ObservationT]]
+"""Returns a rollout with its truncated episodes and, where the flag is set, with values by what the
+critic has learned from it; before the first update, measures the units of its tensors."""
 
 
 class PPOAgent(PolicyActor[ObservationT]):
@@ -76,7 +76,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         advantage_floor: advantages are divided by their standard deviation or by this, whichever
             is larger.
         estimator: estimates advantages and value targets; generalised advantages if None.
-        bootstrap: finds truncated episodes and their values; None if there are none.
+        bootstrap: see ``Bootstrap``; None where no episode is truncated.
         older: makes an older copy of this agent that acts in its place; None if it acts itself.
 
     Attributes:
@@ -107,7 +107,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         self.estimator = estimator or GeneralisedEstimator.of(config)
         self.bootstrap = bootstrap
         apart = config.value_learning_rate is not None
-        self.optimizer = PolicyOptimizer(self.policy, device, None, apart)
+        self.optimizer = PolicyOptimizer(self.policy, device, apart)
         # Who bootstraps has rewards in any unit.
         self.return_moments = RunningMoments((), device, floor=0.0 if bootstrap else 1e-4)
         self.schedules = Schedules.of(config)
@@ -148,7 +148,7 @@ class PPOAgent(PolicyActor[ObservationT]):
         minibatches = self._draw_minibatches(batch.sequences)
         metrics = []
         for i, indices in enumerate(minibatches):
-            if rollout.cut_offs is not None and i and i == len(minibatches) // 2:
+            if self.bootstrap is not None and i and i == len(minibatches) // 2:
                 later = self._prepare_batch(rollout, batch)
             step, stop = self._minibatch_step(self._pick(later.sequences, indices), stop)
             metrics.append(step)
@@ -183,12 +183,12 @@ class PPOAgent(PolicyActor[ObservationT]):
     ) -> LearningBatch[ObservationT]:
         """Estimate advantages and value targets, normalise them, and form sequences.
 
-        An update does so twice where episodes were truncated: what the critic has learned of their
-        final observations in its first half is the target of the second. Importance ratios stay
-        relative to the policy before the update, as in the ``first`` batch.
+        With ``bootstrap`` an update does so twice: what the critic has learned in the first half
+        serves the second, as in Andrychowicz et al., "What matters in on-policy reinforcement
+        learning?" (2021). Importance ratios stay relative to the policy before the update.
         """
         if self.bootstrap is not None:
-            rollout.cut_offs = self.bootstrap(rollout, self)
+            rollout = self.bootstrap(rollout, self, first is not None)
         estimates = self.estimator.estimate(rollout, self.policy, self.moments, self.return_moments)
         targets = estimates.targets
         weight = None if rollout.valid is None else rollout.valid.to(self.device, targets.dtype)

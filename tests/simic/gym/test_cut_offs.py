@@ -86,6 +86,31 @@ def prepared(**settings: Any) -> tuple[PPOAgent, Any, Any]:
 
 
 @pytest.mark.parametrize("settings", [{}, {"critic": "separate"}, {"memory": "none"}])
+def test_the_second_half_of_an_update_has_the_values_of_the_weights_of_then(settings: dict) -> None:
+    """Each step's value as the policy gives it one step at a time; ratios stay those of before."""
+    agent, rollout, _ = prepared(**settings)
+    before = agent._prepare_batch(rollout)
+    collected = rollout.values.clone()
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape)
+    later = agent._prepare_batch(rollout, before)
+    assert torch.equal(rollout.values, collected)
+    agent.hidden = rollout.hidden
+    for t in range(STEPS):
+        features, masks = rollout.observation.features[t], rollout.observation.masks[t]
+        value = agent.value(type(rollout.observation)(features, masks))
+        agent.act(type(rollout.observation)(features, masks), t)
+        agent.reset_state(~rollout.valid[t])
+        valid = rollout.valid[t]
+        expected = agent.return_moments.restore(value)[valid]
+        torch.testing.assert_close(later.estimates.values[t, valid], expected, rtol=1e-4, atol=1e-4)
+    changed = (later.estimates.values - before.estimates.values).abs()
+    assert float(changed[rollout.valid].min()) > 0.0
+    assert torch.equal(later.sequences.old_log_prob, before.sequences.old_log_prob)
+
+
+@pytest.mark.parametrize("settings", [{}, {"critic": "separate"}, {"memory": "none"}])
 def test_values_of_final_observations_are_those_of_windows(settings: dict) -> None:
     """In float64, one episode at a time, with an empty memory at the begin of its window."""
     agent, rollout, _ = prepared(**settings)

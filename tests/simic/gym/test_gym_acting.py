@@ -119,6 +119,7 @@ def operations(count: int, steps: int, **kind: Any) -> Counter[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_operations_of_a_step_do_not_depend_on_the_number_of_environments(kind) -> None:
+    operations(3, 20, **kind)  # fills what a process caches once
     assert operations(2, 20, **kind) == operations(40, 20, **kind)
 
 
@@ -127,6 +128,7 @@ def test_steps_neither_copy_weights_nor_generate_noise(kind) -> None:
     """That is done once per rollout, whatever its length."""
     short, long = operations(4, 10, **kind), operations(4, 30, **kind)
     trunks = 2 if kind.get("critic") == "separate" else 1
+    # Encodings and outputs of two trunks, and what the actor sees beside its memory.
+    joined = 2 * (trunks - 1) + (kind.get("memory") != "none")
     for name in ("cat", "clone", "bitwise_and", "__rshift__"):
-        own = 2 * 20 if (name, trunks) == ("cat", 2) else 0  # features and outputs of two trunks
-        assert long[name] - short[name] == own, name
+        assert long[name] - short[name] == (20 * joined if name == "cat" else 0), name

@@ -51,7 +51,9 @@ class Alone:
             h, c = cell(trunk.lstm, trunk.encoder(x), *self.state[i])
             self.state[i] = h, c
             outputs.append(h)
-        hidden = self.policy.actor(outputs[0])
+        first = self.policy.trunks[0]
+        beside = [] if first.lstm is None else [first.encoder(x)]
+        hidden = self.policy.actor(torch.cat([outputs[0], *beside]))
         log_probs = []
         for head, count in enumerate(OPTIONS):
             logits = self.policy.action_heads[str(head)](hidden)

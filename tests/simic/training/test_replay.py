@@ -30,7 +30,7 @@ def nan_reward(agent, rollout) -> None:
 
 
 def infinite_moment(agent, rollout) -> None:
-    agent.optimizer.adam.state[agent.policy.op_head.out.bias]["exp_avg"][1] = math.inf
+    agent.optimizer.states[agent.policy.op_head.out.bias]["exp_avg"][1] = math.inf
 
 
 def gradient_that_overflows(agent, rollout) -> None:

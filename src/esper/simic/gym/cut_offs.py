@@ -7,6 +7,7 @@ lengths it is trained: on the windows of all truncated episodes, with the target
 and on the beginnings of all episodes. The value with the whole memory learns it as its target.
 """
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +16,27 @@ from torch import Tensor
 
 from esper.kasmina.rng import Purpose, random_bits
 from esper.kasmina.transfer import moved
-from esper.simic.advantage import generalised_advantages
+from esper.simic.advantage import GeneralisedEstimator, generalised_advantages
 from esper.simic.impala import evaluate_pieces, reevaluate
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import CutOffs, Rollout, segments
 from esper.tamiyo.policy.interface import full_precision
 
 
-def bootstrap(rollout: Rollout[Any], agent: PPOAgent[Any]) -> CutOffs | None:
+def bootstrap(rollout: Rollout[Any], agent: PPOAgent[Any], again: bool) -> Rollout[Any]:
     """See ``simic.ppo.Bootstrap``; in an update the windows stay the same."""
-    if agent.updates == 0 and not agent.return_moments.count:
+    if again:
+        # A copy: a refused update is repeated from what was collected.
+        rollout = copy(rollout)
+        if isinstance(agent.estimator, GeneralisedEstimator):
+            with torch.no_grad():
+                evaluation = reevaluate(agent.policy, agent.moments, rollout)
+            _, rollout.values, rollout.last_value = evaluation
+    elif agent.updates == 0 and not agent.return_moments.count:
         measure_units(rollout, agent)
     cut = rollout.cut_offs or windows(rollout, agent.seed, agent.updates)
-    return cut and replace(cut, values=values_of(rollout, cut, agent))
+    rollout.cut_offs = cut and replace(cut, values=values_of(rollout, cut, agent))
+    return rollout
 
 
 def windows(rollout: Rollout[Any], seed: int, update: int) -> CutOffs | None:

@@ -127,7 +127,9 @@ def reevaluate(
             observation = moments.normalise(rollout.observation)
             evaluation = policy.evaluate_actions(observation, rollout.actions, hidden)
             return evaluation.log_prob, evaluation.value, torch.zeros_like(rollout.last_value)
-        return _pieces_of_episodes(policy, moments, rollout, rollout.valid)
+        # Without a memory the steps of an environment are one piece.
+        valid = rollout.valid if rollout.hidden else torch.ones_like(rollout.valid)
+        return _pieces_of_episodes(policy, moments, rollout, valid)
 
 
 def _pieces_of_episodes(

@@ -69,6 +69,9 @@ class Trunk(nn.Module):
 class RecurrentPolicy(Policy[FlatObservation]):
     """Actor and critic over ``FlatObservation``.
 
+    The actor's head sees the encoding beside the output of the memory: what the current observation
+    says need not pass through gates that begin half closed.
+
     Args:
         inputs: number of features of an observation.
         options: number of options of each head.
@@ -104,7 +107,8 @@ class RecurrentPolicy(Policy[FlatObservation]):
         self.own_encoder = not isinstance(encoder, int)
         self.trunks = nn.ModuleList(Trunk(*make(), memory) for _ in range(1 if shared else 2))
         width = memory or self._trunks()[0].width
-        self.actor = nn.Sequential(nn.Linear(width, head), nn.Tanh())
+        actor_width = width + (self._trunks()[0].width if memory else 0)
+        self.actor = nn.Sequential(nn.Linear(actor_width, head), nn.Tanh())
         widths = {str(i): n for i, n in enumerate(options)}
         self.action_heads = ParallelHeads(head, widths) if options else None
         self.means = nn.Linear(head, components) if components else None
@@ -196,7 +200,7 @@ class RecurrentPolicy(Policy[FlatObservation]):
     ) -> Evaluation:
         """See ``Policy.evaluate_heads``. All heads share one padded log-softmax."""
         with full_precision(memory.device):
-            distribution = self._distribution(memory, observation)
+            distribution = self._distribution(memory, encoding[0], observation)
             choice = observation.masks.sum(-1) > 1
             if self.means is not None:
                 choice = torch.cat([choice, torch.ones_like(memory[..., :1], dtype=torch.bool)], -1)
@@ -212,12 +216,17 @@ class RecurrentPolicy(Policy[FlatObservation]):
         memory, hidden = self.run_lstm(features[None], hidden)
         memory = memory[0]
         with full_precision(memory.device):
-            distribution = self._distribution(memory, observation)
+            distribution = self._distribution(memory, features, observation)
             actions = distribution.sample(noise)
             return actions, distribution.log_prob(actions), self._value(memory), hidden
 
-    def _distribution(self, memory: Tensor, observation: FlatObservation) -> ActionDistribution:
-        features = self.actor(self._part(memory, 0))
+    def _distribution(
+        self, memory: Tensor, encoding: Tensor, observation: FlatObservation
+    ) -> ActionDistribution:
+        inputs = self._part(memory, 0)
+        if self.memory_width:
+            inputs = torch.cat([inputs, upcast(self._part(encoding, 0))], -1)
+        features = self.actor(inputs)
         options = numbers = None
         if self.action_heads is not None:
             logits = self.action_heads(features)
