@@ -1,4 +1,4 @@
-"""Do the defaults learn Gymnasium tasks, and keep what they learned? Ten seeds each.
+"""Do the defaults learn Gymnasium tasks, and keep what they learned? Ten seeds or more.
 
     python benchmarks/gym_defaults.py --write                # half a day on one core
     python benchmarks/gym_defaults.py --only CartPole --seeds 2 --who esper
@@ -306,7 +306,9 @@ def main() -> None:
         "task", "threshold", "steps to it, median", "solved", "kept 0.95", "least kept",
         "last tenth", "steps a second",
     )  # fmt: skip
-    about = " ".join((__doc__ or "").split("\n\n")[2].split()).replace("ppo", algorithm)
+    about = " ".join((__doc__ or "").split("\n\n")[2].split()).replace(
+        "train ppo", f"train {algorithm}"
+    )
     parts = [about, table(heads, rows)]
     versions = [f"{name} {version(name)}" for name in ("gymnasium", "popgym") if find_spec(name)]
     if opponents:

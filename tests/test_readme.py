@@ -55,7 +55,8 @@ def gymnasium() -> list[str]:
     (control,) = [cells for name, cells in rows.items() if "memory=none" in name]
     assert control[2] == "0 of 10"
     rows = {name: cells for name, cells in rows.items() if "memory=none" not in name}
-    stable = sum(int(cells[3].split(" of ")[0]) >= 9 for cells in rows.values())
+    counts = [[int(x) for x in cells[3].split(" of ")] for cells in rows.values()]
+    stable = sum(10 * seeds >= 9 * count for seeds, count in counts)
     lines = (RESULTS / "gym_defaults.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("| task | opponent |"))
     best: dict[str, float] = {}
@@ -65,7 +66,7 @@ def gymnasium() -> list[str]:
         name, _, median, *_ = (cell.strip() for cell in line.strip("|").split("|"))
         best[name] = min(best.get(name, math.inf), steps(median))
     faster = {name for name, median in best.items() if steps(rows[name][1]) > median}
-    assert faster == {"esper/MaskedCartPole-v0", "test/MaskedToy-v0"}
+    assert faster == set()
     return [
         f"on {stable} of {len(rows)} tasks at least nine of ten seeds keep 95 % of their best "
         "evaluation to the end",

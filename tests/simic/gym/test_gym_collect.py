@@ -50,7 +50,7 @@ class Alone:
                 continue
             h, c = cell(trunk.lstm, trunk.encoder(x), *self.state[i])
             self.state[i] = h, c
-            outputs.append(h)
+            outputs.append(4.0 * h)
         first = self.policy.trunks[0]
         beside = [] if first.lstm is None else [first.encoder(x)]
         hidden = self.policy.actor(torch.cat([outputs[0], *beside]))
