@@ -1,10 +1,16 @@
 """Advantages against arithmetic done by hand, and their limits."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.advantage import explained_variance, generalised_advantages
+from esper.simic.advantage import (
+    GeneralisedEstimator,
+    explained_variance,
+    generalised_advantages,
+)
 from esper.simic.growth.group_baseline import leave_one_out
 
 
@@ -47,6 +53,24 @@ def test_advantages_match_a_hand_computed_example() -> None:
     torch.testing.assert_close(advantages[:, 0], f64([1.69925, 0.665, 5.7]))
     torch.testing.assert_close(advantages[:, 1], f64([1.1525, -0.55, 3.0]))
     torch.testing.assert_close(returns, advantages + values)
+
+
+def test_estimates_are_generalised_advantages_beside_monte_carlo_returns(episode) -> None:
+    rewards, values, last = episode
+    ends = torch.zeros(2, 9, 4, dtype=torch.bool)
+    ends[0, 3, 1] = ends[1, 5, 2] = True
+    rollout = SimpleNamespace(
+        rewards=rewards, values=values, last_value=last, terminated=ends[0], cut_off=ends[1],
+        log_prob=None, with_cut_offs=lambda x, y: (x, y),
+    )  # fmt: skip
+    moments = SimpleNamespace(restore=lambda x: 2.0 * x)
+    estimates = GeneralisedEstimator(0.9, 0.5).estimate(rollout, None, None, moments)
+    inputs = rewards, 2.0 * values, 2.0 * last, ends[0], 0.9
+    advantages, targets = generalised_advantages(*inputs, 0.5, ends[1])
+    torch.testing.assert_close(estimates.advantages, advantages, rtol=0, atol=0)
+    torch.testing.assert_close(estimates.targets, targets, rtol=0, atol=0)
+    _, returns = generalised_advantages(*inputs, 1.0, ends[1])
+    torch.testing.assert_close(estimates.returns, returns, rtol=0, atol=0)
 
 
 def test_with_lambda_one_returns_are_monte_carlo(episode) -> None:
