@@ -89,6 +89,7 @@ bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_suite.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_diagnosis.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_online.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth_defaults.py --write
 	$(BIN)/python scripts/write_figures.py
 
 bench-observation: $(READY)

@@ -1,0 +1,89 @@
+"""Which lambda and which baseline should ``esper train ppo`` have on its default task?
+
+    python benchmarks/growth_defaults.py --write     # half an hour on a core; resumable
+
+Every run is ``esper train ppo`` with its defaults but for what the name says. The gain is that of
+the test split over the never-grow twin, price included, in points, as the policy acts while it
+learns. Differences are paired by seed; brackets hold 95 % intervals over seeds (Student's t).
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from reporting import kept, made_on, new_parser, publish, table
+from scipy import stats
+
+from esper.leyline.config import unflatten
+from esper.leyline.metrics import Metric
+from esper.simic.training.vectorized import run_training
+
+SEEDS, LAST = range(1, 9), 5
+DEFAULTS = "defaults"
+VARIANTS: dict[str, dict[str, Any]] = {
+    DEFAULTS: {},
+    "lambda 1": {"trace_decay": 1.0},
+    "group baseline": {"group_baseline": True},
+    "lambda 1, group baseline": {"trace_decay": 1.0, "group_baseline": True},
+}
+
+
+def outcome(settings: dict[str, Any], seed: int, work: Path) -> dict[str, list[float]]:
+    """Gain in points and explained variance within a step, round by round."""
+    folder = str(work / "runs")
+    common = {"seed": seed, "threads": 1, "telemetry_level": "minimal", "telemetry_dir": folder}
+    rounds = run_training(unflatten(common | settings), "ppo").rounds
+    return {
+        "gain": [one.gain for one in rounds],
+        "explained": [one.metrics[Metric.EXPLAINED_VARIANCE_WITHIN_STEP] for one in rounds],
+    }
+
+
+def interval(values: list[float], sign: str = "") -> str:
+    """The mean and its 95 % interval."""
+    mean = fmean(values)
+    width = stats.t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return f"{mean:{sign}.1f} [{mean - width:{sign}.1f}, {mean + width:{sign}.1f}]"
+
+
+def main() -> None:
+    """Train all variants and print the page."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/growth_defaults"))
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    arguments = parser.parse_args()
+    rows, figures = [], {}
+    plain: dict[str, list[float]] = {}
+    for name in arguments.only:
+        results = [
+            kept(
+                arguments.work / f"{name}-{seed}.json",
+                partial(outcome, VARIANTS[name], seed, arguments.work),
+            )
+            for seed in SEEDS
+        ]
+        last = [fmean(one["gain"][-LAST:]) for one in results]
+        every = [fmean(one["gain"]) for one in results]
+        plain = plain or {"last": last, "every": every}
+        explained = fmean(fmean(one["explained"][-LAST:]) for one in results)
+        differences = [
+            "" if name == DEFAULTS else interval([a - b for a, b in zip(*pair, strict=True)], "+")
+            for pair in ((last, plain["last"]), (every, plain["every"]))
+        ]
+        gains = interval(last), differences[0], interval(every), differences[1]
+        rows.append((name, *gains, f"{explained:.2f}"))
+        figures[name] = {"last": last, "every": every}
+        print(*rows[-1], flush=True)
+    heads = (
+        "PPO with", f"gain in the last {LAST} of 30 rounds", "minus defaults",
+        "mean gain over all rounds", "minus defaults", "explained variance within a step",
+    )  # fmt: skip
+    about = " ".join((__doc__ or "").split("\n\n")[2].split())
+    parts = [f"{len(SEEDS)} seeds. {about}", table(heads, rows), f"{made_on('1 thread')}."]
+    publish("growth_defaults", "Defaults of PPO on growth", parts, arguments.write, figures)
+
+
+if __name__ == "__main__":
+    main()
