@@ -7,18 +7,19 @@ the test split over the never-grow twin, price included, in points, as the polic
 learns. Differences are paired by seed; brackets hold 95 % intervals over seeds (Student's t).
 """
 
-import math
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from reporting import kept, made_on, new_parser, publish, table
-from scipy import stats
 
+from esper.karn.intervals import interval
 from esper.leyline.config import unflatten
 from esper.leyline.metrics import Metric
 from esper.simic.training.vectorized import run_training
+from esper_lab.ladder_steps import points_text
 
 SEEDS, LAST = range(1, 9), 5
 DEFAULTS = "defaults"
@@ -41,26 +42,24 @@ def outcome(settings: dict[str, Any], seed: int, work: Path) -> dict[str, list[f
     }
 
 
-def interval(values: list[float], sign: str = "") -> str:
-    """The mean and its 95 % interval."""
-    mean = fmean(values)
-    width = stats.t.ppf(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return f"{mean:{sign}.1f} [{mean - width:{sign}.1f}, {mean + width:{sign}.1f}]"
+def text(values: list[float], form: str) -> str:
+    """The mean over seeds and its interval."""
+    estimate = interval(np.array([values]))
+    return points_text([float(x[0]) for x in (estimate.mean, estimate.low, estimate.high)], form)
 
 
 def main() -> None:
     """Train all variants and print the page."""
     parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/growth_defaults"))
-    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     arguments = parser.parse_args()
     rows, figures = [], {}
     plain: dict[str, list[float]] = {}
-    for name in arguments.only:
+    for name, settings in VARIANTS.items():
         results = [
             kept(
                 arguments.work / f"{name}-{seed}.json",
-                partial(outcome, VARIANTS[name], seed, arguments.work),
+                partial(outcome, settings, seed, arguments.work),
             )
             for seed in SEEDS
         ]
@@ -69,10 +68,10 @@ def main() -> None:
         plain = plain or {"last": last, "every": every}
         explained = fmean(fmean(one["explained"][-LAST:]) for one in results)
         differences = [
-            "" if name == DEFAULTS else interval([a - b for a, b in zip(*pair, strict=True)], "+")
+            "" if name == DEFAULTS else text([a - b for a, b in zip(*pair, strict=True)], "+.1f")
             for pair in ((last, plain["last"]), (every, plain["every"]))
         ]
-        gains = interval(last), differences[0], interval(every), differences[1]
+        gains = text(last, ".1f"), differences[0], text(every, ".1f"), differences[1]
         rows.append((name, *gains, f"{explained:.2f}"))
         figures[name] = {"last": last, "every": every}
         print(*rows[-1], flush=True)

@@ -281,7 +281,7 @@ def test_the_exported_file_plays_the_same_episodes_without_esper(
     )
     assert done.returncode == 0, done.stderr
     expected = [episode.episode_return for episode in policy.play(episodes)]
-    # Numbers of Box actions are rounded otherwise where episodes are played in one batch.
+    # Numbers of Box actions are rounded otherwise in a batch, and in an exported graph.
     rounding = 1e-5 if gym == "test/Mixed-v0" else 0.0
     assert json.loads(done.stdout) == pytest.approx(expected, rel=1e-9, abs=rounding)
 

@@ -33,7 +33,7 @@ def flat(state: dict) -> dict[str, Tensor]:
 
 
 def test_steps_are_those_of_plain_adam() -> None:
-    """Both equal torch's per-tensor loop."""
+    """They equal torch's per-tensor loop."""
     policy = policy_with_gradients()
     critic = {id(p) for p in policy.head_parameters("value")}
     groups = [[p for p in policy.parameters() if (id(p) in critic) == own] for own in (False, True)]

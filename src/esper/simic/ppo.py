@@ -58,7 +58,7 @@ class LearningBatch(Generic[ObservationT]):
 
 Bootstrap = Callable[[Rollout[ObservationT], "PPOAgent[ObservationT]", bool], Rollout[ObservationT]]
 """Returns a rollout with its truncated episodes and, where the flag is set, with values by what the
-critic has learned from it; before the first update, measures the units of its tensors."""
+critic has learned from it; before the first update, measures the units of what is in it."""
 
 
 class PPOAgent(PolicyActor[ObservationT]):

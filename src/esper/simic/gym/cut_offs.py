@@ -28,9 +28,8 @@ def bootstrap(rollout: Rollout[Any], agent: PPOAgent[Any], again: bool) -> Rollo
     if again:
         # A copy: a refused update is repeated from what was collected.
         rollout = copy(rollout)
-        if isinstance(agent.estimator, GeneralisedEstimator):
-            with torch.no_grad():
-                evaluation = reevaluate(agent.policy, agent.moments, rollout)
+        if isinstance(agent.estimator, GeneralisedEstimator):  # V-trace evaluates by itself
+            evaluation = reevaluate(agent.policy, agent.moments, rollout)
             _, rollout.values, rollout.last_value = evaluation
     elif agent.updates == 0 and not agent.return_moments.count:
         measure_units(rollout, agent)
