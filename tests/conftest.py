@@ -27,6 +27,8 @@ from scripts.pseudo_terminal import OnTerminal
 
 torch.set_num_threads(1)
 load_profile()
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # as long as no kernel has been imported
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -53,10 +53,10 @@ def passed(found: Found, section: str, part: str = "") -> bool | None:
 def sums(rows: list[Row], key: str, figure: str, one: Any, other: Any) -> float | None:
     """Ratio of the sums of ``figure`` over the rows whose ``key`` is ``one`` or ``other``.
 
-    Rows count in pairs of the same environments and capture: a section may have been cut.
+    Rows count in pairs of the same environments, backend and capture: a section may have been cut.
     """
     values = {
-        (row.get(key), row.get("envs"), row.get("captured")): float(row[figure])
+        (row.get(key), row.get("envs"), row.get("backend"), row.get("captured")): float(row[figure])
         for row in rows
         if figure in row
     }
@@ -84,8 +84,15 @@ def updates(found: Found) -> list[Row]:
 
 
 def half(found: Found) -> float | None:
-    """Smallest time of a half precision relative to TF32, on CIFAR hosts."""
-    ratios = [sums(found.get("amp", []), "precision", "step, ms", name, TF32) for name in HALVES]
+    """Smallest time of a half precision relative to TF32, on CIFAR hosts, with one backend."""
+    by_backend: dict[str | None, list[Row]] = {}
+    for row in found.get("amp", []):
+        by_backend.setdefault(row.get("backend"), []).append(row)
+    ratios = [
+        sums(rows, "precision", "step, ms", name, TF32)
+        for rows in by_backend.values()
+        for name in HALVES
+    ]
     return min((ratio for ratio in ratios if ratio is not None), default=None)
 
 

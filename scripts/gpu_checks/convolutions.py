@@ -19,6 +19,8 @@ from gpu_checks.section import Found, rows_table
 
 IMAGES, SIDE, CHANNELS, TAPS = 64, 8, 8, 9
 Convolution = Callable[[Tensor, Tensor], Tensor]
+PIXELS_FIRST = "as Esper computes it", "by Triton kernels"
+"""Ways that take ``[B, H, W, N, C]``; the last needs a real GPU."""
 
 
 def grouped_first(x: Tensor, weight: Tensor) -> Tensor:
@@ -45,6 +47,13 @@ def esper(x: Tensor, weight: Tensor) -> Tensor:
     return conv2d_by_products(x, weight)
 
 
+def triton(x: Tensor, weight: Tensor) -> Tensor:
+    """As ``esper``, by Triton kernels."""
+    from esper.kasmina.kernel_layers import conv2d
+
+    return conv2d(x, weight)
+
+
 def from_images(images: Tensor, layout: str) -> Tensor:
     """Bring ``images [N, B, C, H, W]`` into a layout."""
     if layout == "grouped, channels first":
@@ -54,7 +63,7 @@ def from_images(images: Tensor, layout: str) -> Tensor:
         return flat.contiguous(memory_format=torch.channels_last)
     if layout == "products, channels first":
         return images.transpose(1, 2).contiguous()
-    if layout == "as Esper computes it":
+    if layout in PIXELS_FIRST:
         return images.permute(1, 3, 4, 0, 2).contiguous()
     return images.movedim(2, 4).contiguous()
 
@@ -63,7 +72,7 @@ def to_images(x: Tensor, layout: str, count: int) -> Tensor:
     """Undo ``from_images``."""
     if layout.startswith("grouped"):
         return x.unflatten(1, (count, -1)).transpose(0, 1)
-    if layout == "as Esper computes it":
+    if layout in PIXELS_FIRST:
         return x.permute(3, 0, 4, 1, 2)
     return x.transpose(1, 2) if layout == "products, channels first" else x.movedim(4, 2)
 
@@ -73,15 +82,17 @@ WAYS: dict[str, Convolution] = {
     "grouped, channels last": grouped_first,
     "products, channels first": products_first,
     "products, channels last": products_last,
-    "as Esper computes it": esper,
+    PIXELS_FIRST[0]: esper,
+    PIXELS_FIRST[1]: triton,
 }
 
 
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per number of networks, precision and way."""
-    check(place)
+    ways = place.size([*WAYS], [way for way in WAYS if way != PIXELS_FIRST[1]])
+    check(place, ways)
     counts = place.size((64, 1024), (3,))
-    for count, precision, way in product(counts, place.precisions, WAYS):
+    for count, precision, way in product(counts, place.precisions, ways):
         row = {"networks": count, "precision": precision, "way": way}
         yield attempted(row, partial(speed, place, count, precision, way))
 
@@ -94,15 +105,15 @@ def inputs(place: Place, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return x, weight / (CHANNELS * TAPS) ** 0.5
 
 
-def check(place: Place) -> None:
+def check(place: Place, ways: list[str]) -> None:
     """Check that all ways compute the same convolution before any is timed."""
     with computing(FLOAT32):
         x, weight = inputs(place, 5, torch.float32)
         expected = torch.stack(
             [F.conv2d(one, own, padding=1) for one, own in zip(x, weight, strict=True)]
         )
-        for way, convolve in WAYS.items():
-            found = to_images(convolve(from_images(x, way), weight), way, len(x))
+        for way in ways:
+            found = to_images(WAYS[way](from_images(x, way), weight), way, len(x))
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -18,14 +18,20 @@ from hot_path_workload import Loop
 from gpu_checks.place import HALVES, TF32, TINY, Place, Row, attempted, computing
 from gpu_checks.section import Found, rows_table
 
+BACKENDS = "torch", "triton"
+"""The second needs a real GPU."""
 HOPED = 1.3, 1.5
 """Throughput under mixed precision that the user expects, as multiples of that without."""
 
 
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per loop on CIFAR hosts."""
-    for envs, name in product(place.size((256, 512), (2,)), (TF32, *place.halves)):
-        yield attempted({"envs": envs, "precision": name}, partial(speed, place, envs, name))
+    ways = product(
+        place.size((256, 512), (2,)), place.size(BACKENDS, BACKENDS[:1]), (TF32, *place.halves)
+    )
+    for envs, backend, name in ways:
+        row = {"envs": envs, "backend": backend, "precision": name}
+        yield attempted(row, partial(speed, place, envs, backend, name))
 
 
 def measure_accuracy(place: Place) -> Iterator[Row]:
@@ -45,14 +51,19 @@ def measure_accuracy(place: Place) -> Iterator[Row]:
                 yield attempted(row, partial(compared, settings | {"seed": seed}, dtype, folder))
 
 
-def speed(place: Place, envs: int, precision: str) -> Row:
-    """Return milliseconds of a step of CIFAR hosts of 8-16-32 channels in a precision."""
+def speed(place: Place, envs: int, backend: str, precision: str) -> Row:
+    """Return milliseconds of a step of CIFAR hosts of 8-16-32 channels in a precision.
+
+    Triton's kernels are compiled in an episode of their own.
+    """
     with computing(precision) as hosts:
         sizes = {"task": "pixels", "max_batches": place.size(4, 1), "batch_size": place.size(64, 4)}
-        loop = Loop(place.workload(envs, hosts, 6, **sizes), "torch")
+        loop = Loop(place.workload(envs, hosts, 6, **sizes), backend)
         try:
-            loop.begin()
-            loop.play(place.size(6, 4))
+            for _ in range(1 + (backend == BACKENDS[1])):
+                loop.begin()
+                loop.clear()
+                loop.play(place.size(6, 4))
         finally:
             loop.close()
     return {"step, ms": 1e3 * statistics.median(loop.steps[1:])}
@@ -72,8 +83,10 @@ def compared(settings: dict[str, object], dtype: str, folder: str) -> Row:
 
 def page(rows: list[Row], found: Found) -> str:
     """Return the loops, and whether the ratios are what the user expects."""
-    parts = [rows_table(("envs", "precision", "step, ms"), rows)]
-    parts += [throughput(rows, dtype) for dtype in HALVES]
+    parts = [rows_table(("envs", "backend", "precision", "step, ms"), rows)]
+    for backend in BACKENDS:
+        loops = [row for row in rows if row.get("backend", BACKENDS[0]) == backend]
+        parts += [throughput(loops, backend, dtype) for dtype in HALVES]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -88,8 +101,11 @@ def accuracy_page(rows: list[Row], found: Found) -> str:
     return "\n\n".join(parts)
 
 
-def throughput(loops: list[Row], dtype: str) -> str:
-    """Return a sentence with the ratios of throughput of a dtype by number of environments."""
+def throughput(loops: list[Row], backend: str, dtype: str) -> str:
+    """Return a sentence with the ratios of throughput of a dtype by number of environments.
+
+    ``loops`` are those of ``backend``.
+    """
     times = {(row["envs"], row["precision"]): row.get("step, ms") for row in loops}
     ratios = {
         envs: plain / half
@@ -100,7 +116,10 @@ def throughput(loops: list[Row], dtype: str) -> str:
         return ""
     shown = ", ".join(f"{ratio:.2f} at {envs}" for envs, ratio in ratios.items())
     reached = "reached" if max(ratios.values()) >= HOPED[0] else "NOT REACHED"
-    return f"{dtype} is {shown} environments times as fast as TF32; {HOPED[0]} is {reached}."
+    return (
+        f"With {backend}, {dtype} is {shown} environments times as fast as TF32; {HOPED[0]} is "
+        f"{reached}."
+    )
 
 
 def accuracy(dtype: str, ratios: list[float]) -> str:

@@ -6,6 +6,9 @@ Because environment and channel are adjacent, this is exactly the channels_last 
 separately, and selecting environments is an index on one axis. Parameters are ``[N, ...]``.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -15,6 +18,23 @@ from torch import Tensor
 NORM_EPSILON = 1e-5
 ATTENTION_BLOCKS = 65_535
 """Most sequences times heads of one call of attention: CUDA launches no more blocks in a grid."""
+
+
+_LAYERS: ContextVar[Any] = ContextVar("layers", default=None)
+
+
+@contextmanager
+def computed_by(layers: Any) -> Iterator[None]:
+    """Let the functions of a module replace those of the same names here, but for float64."""
+    token = _LAYERS.set(layers)
+    try:
+        yield
+    finally:
+        _LAYERS.reset(token)
+
+
+def _replacement(x: Tensor) -> Any:
+    return None if x.dtype == torch.float64 else _LAYERS.get()
 
 
 def to_images(x: Tensor) -> Tensor:
@@ -46,6 +66,8 @@ def conv2d(x: Tensor, weight: Tensor, rectify: bool = False) -> Tensor:
         ``[B, H, W, N, C_out]``.
     """
     outputs = weight.shape[1]
+    if x.shape[3] > 1 and (layers := _replacement(x)):
+        return layers.conv2d(x, weight, rectify)
     if x.shape[3] > 1 and x.device.type == "cuda":
         return conv2d_by_products(x, weight, rectify)
     if x.shape[3] > 1 and _cpu_dtype(x) == torch.bfloat16:
@@ -104,6 +126,8 @@ def conv2d_weight_gradient(x: Tensor, gradient: Tensor, size: int) -> Tensor:
         gradient: of the output, ``[B H W, N, C_out]``.
         size: k.
     """
+    if layers := _replacement(x):
+        return layers.conv2d_weight_gradient(x, gradient, size)
     rows = _neighbourhoods(x, size).transpose(0, 1)
     out = gradient.permute(1, 2, 0) @ rows
     return out.unflatten(2, (size, size, -1)).permute(0, 1, 4, 2, 3)
@@ -203,6 +227,9 @@ def batch_norm(
 
     In training, the running statistics ``[N, C]`` are updated in place.
     """
+    if (training or not torch.is_grad_enabled()) and (layers := _replacement(x)):
+        vectors = weight, bias, running_mean, running_variance
+        return layers.batch_norm(x, *vectors, training, rectify, momentum)
     # Copies: the rows of the stores are not contiguous, and torch 2.13's channels_last backward
     # treats a strided weight (flatten of [N, 1]) as contiguous.
     mean, variance = running_mean.flatten().clone(), running_variance.flatten().clone()
@@ -252,6 +279,8 @@ def norm_groups(channels: int) -> int:
 # Native twin: hosts/pooling.h, MaxPool.
 def max_pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, H, W, N, C]``."""
+    if layers := _replacement(x):
+        return layers.max_pool(x)
     return from_images(F.max_pool2d(to_images(x), 2), x.shape[3])
 
 

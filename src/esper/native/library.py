@@ -43,9 +43,9 @@ def available() -> bool:
 
 
 @cache
-def fall_back(reason: str, consequence: str = "using torch") -> None:
-    """Log in one line that torch replaces the library, and why; each reason is logged once."""
-    _log.warning(f"native backend: {reason}; {consequence}")
+def fall_back(reason: str, consequence: str = "using torch", backend: str = "native") -> None:
+    """Log in one line that torch replaces a backend, and why; each reason is logged once."""
+    _log.warning(f"{backend} backend: {reason}; {consequence}")
 
 
 @cache

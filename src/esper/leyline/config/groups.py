@@ -296,9 +296,12 @@ class MachineConfig:
     threads: int | None = setting(None, up_to(os.cpu_count() or 1), on_resume=True, main=True)
     """Number of CPU threads, across which the hosts are distributed; by default torch decides, and
     a Gymnasium task has one."""
-    backend: Literal["auto", "torch", "native"] = setting("auto", only="growth", on_resume=True)
+    backend: Literal["auto", "torch", "native", "triton"] = setting(
+        "auto", only="growth", on_resume=True
+    )
     """Backend that computes the hosts: native (C++, CPU only, compiled on first use), torch (any
-    device), or auto (native where available)."""
+    device), triton (CUDA only, for convolutional hosts and MLPs; compiles for a minute on first
+    use), or auto (native where available, else torch)."""
     use_amp: bool = setting(False, aliases=("amp",), only="growth")
     """Train the hosts in mixed precision, on CUDA or on a CPU with --backend torch.
     ESPER_DISABLE_AMP=1 disables it."""

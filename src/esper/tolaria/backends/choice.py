@@ -13,11 +13,12 @@ from esper.native.library import fall_back
 from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.backends.native import MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import FunctionalBackend, TorchBackend
+from esper.tolaria.backends.triton import TritonBackend
 from esper.tolaria.plan import Seeds
 from esper.tolaria.precision import Precision
 from esper.tolaria.stores import Stack
 
-NAMES = ("auto", "torch", "native")
+NAMES = ("auto", "torch", "native", "triton")
 
 
 def choose_backend(
@@ -30,9 +31,9 @@ def choose_backend(
 ) -> Backend:
     """The backend called ``name`` for hosts of one shape.
 
-    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. If the native backend
-    is not available, torch replaces it and one log line says why. If it does not implement a
-    blueprint, torch computes only the hosts with such a seed.
+    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. If the native or the
+    Triton backend is not available, torch replaces it and one log line says why. If the native one
+    does not implement a blueprint, torch computes only the hosts with such a seed.
 
     ``dtype`` and ``device`` are those of parameters and data; ``threads`` are for the native
     backend: with torch the caller distributes environments over threads.
@@ -40,13 +41,15 @@ def choose_backend(
     if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
         return torch_backend(host, precision)
     try:
+        if name == "triton":
+            return TritonBackend(host, precision, dtype, device)
         if device.type != "cpu":
             raise Unavailable(f"it computes on the CPU only, not on {device}")
         if precision.enabled:
             raise Unavailable("it computes in full precision only")
         native = NativeBackend(host, dtype, threads)
     except Unavailable as reason:
-        fall_back(str(reason))
+        fall_back(str(reason), backend="triton" if name == "triton" else "native")
         return torch_backend(host, precision)
     kinds = sorted({kind for slot in host.slots for kind in slot.kinds})
     unknown = [BLUEPRINTS[kind] for kind in kinds if native.kind_of[kind] < 0]
