@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.kasmina.shrinking import shrink_and_perturb
     from esper.own_models import (
         EpochRecord,
         Growth,
@@ -37,12 +38,14 @@ __all__ = [
     "load_grown",
     "load_policy",
     "register_envs",
+    "shrink_and_perturb",
     "strip",
 ]
 
 _HOMES = {
     "load_policy": "esper.simic.tools.gym_policy",
     "register_envs": "esper.simic.gym.registration",
+    "shrink_and_perturb": "esper.kasmina.shrinking",
 }
 """Modules of the names that are not of ``esper.own_models``."""
 

@@ -39,7 +39,7 @@ def convolution(x: Tensor, weight: Tensor) -> Tensor:
     wide = min(_power(outputs), OUTPUTS)
     blocks = PIXELS, block, triton.cdiv(rows, block), wide
     grid = networks, triton.cdiv(pixels, PIXELS), triton.cdiv(outputs, wide)
-    wide_kernel[grid](x, matrices, out, pixels, networks, shape, blocks, _products())
+    convolution_kernel[grid](x, matrices, out, pixels, networks, shape, blocks, _products())
     return out
 
 
@@ -96,7 +96,7 @@ def neighbours(pixel, k, networks, shape: tl.constexpr):
 
 # Seeds of a kind are more and fewer from step to step: one binary for every number of them.
 @triton.jit(do_not_specialize=["pixels", "networks"])
-def wide_kernel(
+def convolution_kernel(
     x,
     weight,
     out,
