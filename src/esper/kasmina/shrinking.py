@@ -16,7 +16,8 @@ def shrink_and_perturb(model: ModelT, fresh: nn.Module, share: float = 0.3) -> M
 
     A network that is trained further generalises worse than one from scratch, also where it has
     become wider; after this it does not (Ash and Adams, 2020, "On warm-starting neural network
-    training", section 4). Parameters that require no gradient and buffers stay as they are.
+    training", section 4). What took long to learn is mostly forgotten: compare both ways.
+    Parameters that require no gradient and buffers stay as they are.
 
     Args:
         model: trained.
