@@ -297,10 +297,12 @@ def trained(host: Host, factor: int, epochs: int) -> dict[str, list[dict[str, fl
     def scratch(seed: int, rate: float) -> dict[str, float]:
         return host.train(host.build(factor, seed), seed, "never", epochs, rate)
 
-    longer, grown = partial(further, "never"), partial(further, "widen")
     arms: dict[str, Arm] = {
-        "longer": longer, "grown": grown, "shrunk": shrunk, "scratch": scratch,
-    }  # fmt: skip
+        "longer": partial(further, "never"),
+        "grown": partial(further, "widen"),
+        "shrunk": shrunk,
+        "scratch": scratch,
+    }
     return {name: tuned(arm, range(8)) for name, arm in arms.items()}
 
 

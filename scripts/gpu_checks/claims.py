@@ -53,10 +53,10 @@ def passed(found: Found, section: str, part: str = "") -> bool | None:
 def sums(rows: list[Row], key: str, figure: str, one: Any, other: Any) -> float | None:
     """Ratio of the sums of ``figure`` over the rows whose ``key`` is ``one`` or ``other``.
 
-    Rows count in pairs of the same environments, backend and capture: a section may have been cut.
+    Rows count in pairs of the same environments and capture: a section may have been cut.
     """
     values = {
-        (row.get(key), row.get("envs"), row.get("backend"), row.get("captured")): float(row[figure])
+        (row.get(key), row.get("envs"), row.get("captured")): float(row[figure])
         for row in rows
         if figure in row
     }

@@ -19,8 +19,8 @@ from gpu_checks.section import Found, rows_table
 
 IMAGES, SIDE, CHANNELS, TAPS = 64, 8, 8, 9
 Convolution = Callable[[Tensor, Tensor], Tensor]
-PIXELS_FIRST = "as Esper computes it", "by Triton kernels"
-"""Ways that take ``[B, H, W, N, C]``; the last needs a real GPU."""
+ESPER, TRITON = PIXELS_FIRST = "as Esper computes it", "by Triton kernels"
+"""Ways that take ``[B, H, W, N, C]``; the second needs a real GPU."""
 
 
 def grouped_first(x: Tensor, weight: Tensor) -> Tensor:
@@ -82,14 +82,14 @@ WAYS: dict[str, Convolution] = {
     "grouped, channels last": grouped_first,
     "products, channels first": products_first,
     "products, channels last": products_last,
-    PIXELS_FIRST[0]: esper,
-    PIXELS_FIRST[1]: triton,
+    ESPER: esper,
+    TRITON: triton,
 }
 
 
 def measure(place: Place) -> Iterator[Row]:
     """Yield a row per number of networks, precision and way."""
-    ways = place.size([*WAYS], [way for way in WAYS if way != PIXELS_FIRST[1]])
+    ways = place.size([*WAYS], [way for way in WAYS if way != TRITON])
     check(place, ways)
     counts = place.size((64, 1024), (3,))
     for count, precision, way in product(counts, place.precisions, ways):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from esper.kasmina.hosts.host import Host
+from esper.native import library
 from esper.tolaria.backends import Backend, HeldBack
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.torch import TorchBackend
@@ -84,8 +85,6 @@ def test_torch_replaces_it_with_a_reason_where_it_cannot_compute(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from esper.native import library
-
     library.fall_back.cache_clear()
     monkeypatch.setenv("TRITON_INTERPRET", interpreter)
     with caplog.at_level(logging.WARNING):

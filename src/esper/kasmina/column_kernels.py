@@ -110,7 +110,7 @@ def pool(x: Tensor) -> tuple[Tensor, Tensor]:
     return out, index
 
 
-def max_pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
+def pool_gradient(gradient: Tensor, index: Tensor, height: int, width: int) -> Tensor:
     """Gradient of the input ``[B, height, width, N, C]`` of ``pool`` from that of its output.
 
     A last row or column that no pool covers has none.

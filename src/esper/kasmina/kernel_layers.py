@@ -8,10 +8,10 @@ from torch import Tensor
 from esper.kasmina.column_kernels import (
     Norm,
     Statistics,
-    max_pool_gradient,
     norm,
     norm_gradients,
     pool,
+    pool_gradient,
 )
 from esper.kasmina.convolution_kernels import convolution, weight_gradient
 from esper.kasmina.ops import NORM_EPSILON
@@ -100,4 +100,4 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return max_pool_gradient(gradient.contiguous(), *ctx.saved_tensors, *ctx.size)
+        return pool_gradient(gradient.contiguous(), *ctx.saved_tensors, *ctx.size)
