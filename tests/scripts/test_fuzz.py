@@ -165,8 +165,11 @@ def assert_meaningful(cases: list[Case], outcomes: list[Outcome]) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def quick_sequences() -> Iterator[None]:
-    """The sequences of some families hold a ramp: generating them takes seconds for each task."""
+def quick_cases() -> Iterator[None]:
+    """Without what takes long: the interpreter of Triton, and the sequences of some families.
+
+    These hold a ramp, since generating them takes seconds for each task.
+    """
 
     def ramps(count: int) -> torch.Tensor:
         return torch.linspace(0.0, 1.0, count * data.LENGTH).view(count, data.LENGTH, 1, 1)
@@ -179,7 +182,10 @@ def quick_sequences() -> Iterator[None]:
     caches = data.mnist1d, data.mislabelled
     for cache in caches:
         cache.cache_clear()
-    with patch.object(data, "_generate", lambda *_: splits):
+    with (
+        patch.object(data, "_generate", lambda *_: splits),
+        patch.dict(os.environ, {"TRITON_INTERPRET": "0"}),
+    ):
         yield
     for cache in caches:
         cache.cache_clear()
