@@ -1,6 +1,6 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
-    python benchmarks/widening.py [--parts fresh gromo trained deep prior moment] [--write]
+    python benchmarks/widening.py [--parts fresh gromo trained deep moment] [--write]
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -181,12 +181,12 @@ class Host:
     width: int
     loss: str = "cross_entropy"
 
-    def build(self, factor: int, seed: int) -> nn.Module:
+    def build(self, factor: float, seed: int) -> nn.Module:
         """The network with layers ``factor`` times as wide."""
         torch.manual_seed(seed)
         inputs = self.data(0)[0].shape[1]
         outputs = 10 if self.loss == "cross_entropy" else 1
-        return self.make(inputs, factor * self.width, outputs)
+        return self.make(inputs, round(factor * self.width), outputs)
 
     def train(
         self, model: nn.Module, seed: int, policy: str, epochs: int, rate: float
@@ -229,12 +229,8 @@ HOSTS = {
     "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
     "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
-GROWN = {
-    "MLP of width 32, noisy digits": 2,
-    "ViT with MLPs of width 8, noisy digits": 4,
-    "GPT with MLPs of width 16, bytes": 2,
-}
-"""How many times as wide the prior makes a host; six times by default."""
+GROWN = {"MLP of width 32, noisy digits": 1.5}
+"""How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]
 
 
@@ -245,10 +241,10 @@ def tuned(arm: Arm, seeds: range = SEEDS) -> list[dict[str, float]]:
     return [arm(seed, rate) | {"rate": rate} for seed in seeds]
 
 
-def fresh(host: Host, factor: int) -> dict[str, list[dict[str, float]]]:
+def fresh(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
     """The arms of a host that is trained from the start."""
 
-    def arm(times: int, policy: str, epochs: int, seed: int, rate: float) -> dict[str, float]:
+    def arm(times: float, policy: str, epochs: int, seed: int, rate: float) -> dict[str, float]:
         return host.train(host.build(times, seed), seed, policy, epochs, rate)
 
     parts = [tuned(partial(arm, times, "never", EPOCHS // len(SWEEP))) for times in SWEEP]
@@ -267,7 +263,7 @@ def by_gromo(host: Host) -> list[dict[str, float]]:
     def arm(seed: int, rate: float) -> dict[str, float]:
         x, y = host.data(seed)
         held_out = slice(TRAIN, TRAIN + VALIDATION), slice(TRAIN + VALIDATION, None)
-        widths = host.width, 6 * host.width
+        widths = host.width, 8 * host.width
         return tiny_growth.train(
             x, y, slice(TRAIN), held_out, widths, host.loss, BATCH, EPOCHS, seed, rate
         )
@@ -283,7 +279,7 @@ def trained_model(host: Host, seed: int) -> nn.Module:
     return model
 
 
-def trained(host: Host, factor: int, epochs: int) -> dict[str, list[dict[str, float]]]:
+def trained(host: Host, factor: float, epochs: int) -> dict[str, list[dict[str, float]]]:
     """The arms of a host that was trained before, after further epochs."""
 
     def further(policy: str, seed: int, rate: float) -> dict[str, float]:
@@ -337,26 +333,8 @@ def deep(name: str) -> dict[str, list[dict[str, float]]]:
     return {each: tuned(function, range(6)) for each, function in arms.items()}
 
 
-def prior() -> list[list[Any]]:
-    """Test figures by host, width and factor of widening."""
-    rows = []
-    for name, widths in (("perceptron", (4, 8, 16, 32)), ("convolutions", (3, 8, 16))):
-        for data, loss in ((noisy_digits, "cross_entropy"), (skewed, "mse")):
-            if name == "convolutions" and loss == "mse":
-                continue
-            for width in widths:
-                host = Host(globals()[name], data, width, loss)
-                row: list[Any] = [f"{name}, {data.__name__}, width {width}"]
-                for factor in SWEEP:
-                    with patch.object(width_search, "PRIOR", ((10**6, float(factor)),)):
-                        results = [
-                            host.train(host.build(1, seed), seed, "widen", EPOCHS, 0.01)
-                            for seed in range(4)
-                        ]
-                    row.append(fmean(one["test"] for one in results))
-                    row.append(fmean(one["parameters"] for one in results))
-                rows.append(row)
-    return rows
+def _three_times(_: nn.Module, groups: list[Any], __: float) -> dict[Any, int]:
+    return {group: 2 * group.channels for group in groups}
 
 
 def moment(host: Host) -> list[list[Any]]:
@@ -368,7 +346,7 @@ def moment(host: Host) -> list[list[Any]]:
             with (
                 patch.object(width_search, "BEGIN", begin),
                 patch.object(wider_layers, "FRESH", share),
-                patch.object(width_search, "PRIOR", ((10**6, 3.0),)),
+                patch.object(width_search, "planned_counts", _three_times),
             ):
                 row += [
                     [
@@ -402,7 +380,7 @@ def fresh_page(work: Path) -> list[str]:
     """The table of hosts that are trained from the start."""
     rows = []
     for name, host in HOSTS.items():
-        make = partial(fresh, host, GROWN.get(name, 6))
+        make = partial(fresh, host, GROWN.get(name, 8))
         arms = kept(work / f"fresh-{name}.json", make)
         ratio = fmean(g["seconds"] for g in arms["grown"]) / fmean(
             s["seconds"] for s in arms["static"]
@@ -433,7 +411,7 @@ def gromo_page(work: Path) -> list[str]:
     """The table of the perceptrons beside gromo."""
     rows = []
     for name, host in list(HOSTS.items())[:2]:
-        arms = kept(work / f"fresh-{name}.json", partial(fresh, host, 6))
+        arms = kept(work / f"fresh-{name}.json", partial(fresh, host, 8))
         gromo = kept(work / f"gromo-{name}.json", partial(by_gromo, host))
         sizes = f"{fmean(one['parameters'] for one in gromo):,.0f}"
         cells = mean(of(arms["grown"])), mean(of(gromo)), sizes, str(gromo[0]["rate"])
@@ -453,7 +431,7 @@ def trained_page(work: Path) -> list[str]:
     rows = []
     for name, host in HOSTS.items():
         for epochs in EXTRA:
-            make = partial(trained, host, GROWN.get(name, 6), epochs)
+            make = partial(trained, host, GROWN.get(name, 8), epochs)
             arms = kept(work / f"trained-{name}-{epochs}.json", make)
             cells = (mean(of(arms[arm])) for arm in arms)
             differences = (difference(arms[arm], arms["scratch"]) for arm in ("grown", "shrunk"))
@@ -493,22 +471,6 @@ def deep_page(work: Path) -> list[str]:
     ]
 
 
-def prior_page(work: Path) -> list[str]:
-    """The table behind ``width_search.PRIOR``."""
-    rows = []
-    for name, *cells in kept(work / "prior.json", prior):
-        figures, sizes = cells[::2], cells[1::2]
-        worth = [f - math.log(size / sizes[0]) for f, size in zip(figures, sizes, strict=True)]
-        best = SWEEP[max(range(len(SWEEP)), key=worth.__getitem__)]
-        rows.append((name, *(f"{figure:.1f}" for figure in figures), f"{best} times"))
-    heads = ("host", *(f"{factor} times as wide" for factor in SWEEP), "best at the usual price")
-    return [
-        "## How much: the prior\n\nFour seeds, rate 0.01; the usual price is one point for a "
-        "network e times as large.",
-        table(heads, rows),
-    ]
-
-
 def moment_page(work: Path) -> list[str]:
     """The table of moments and of the optimizer's state."""
     host = HOSTS["MLP of width 4, noisy digits"]
@@ -536,7 +498,6 @@ PARTS = {
     "gromo": gromo_page,
     "trained": trained_page,
     "deep": deep_page,
-    "prior": prior_page,
     "moment": moment_page,
 }
 

@@ -5,13 +5,16 @@ import json
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
+from esper.kasmina.channel_groups import channel_groups
 from esper.runtime.tasks import find
 from esper.tamiyo.baselines import NeverActor
 from esper_lab.baselines import Recipe, TunedRecipes, read_tuned
@@ -182,3 +185,45 @@ def test_the_committed_recipes_are_those_of_their_figures() -> None:
     assert {
         name: msgspec.convert(found, TunedRecipes) for name, found in figures.items()
     } == read_tuned()
+
+
+def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not_tried_on() -> None:
+    import capacity
+    from capacity_hosts import further, outcomes
+
+    from esper.kasmina.width_prior import GAINS, planned_counts
+
+    assert "capacity_held_out" not in Path(capacity.__file__).read_text()
+    page = (BENCHMARKS / "results" / "capacity.md").read_text()
+    rows = re.findall(r"^\| to (\d+) \|(.*) \|$", page, re.MULTILINE)
+    assert [int(width) for width, _ in rows] == list(GAINS)
+    for (_, cells), gains in zip(rows, GAINS.values(), strict=True):
+        assert [float(cell) / 100 for cell in cells.split("|")] == pytest.approx(gains)
+    # The rule of the study decides as the one that ships, for a host that it has played.
+    host = replace(
+        capacity.drawn(0), architecture=capacity.perceptron, samples=100, width=6, epochs=2
+    )
+    host = replace(host, data=partial(capacity.clusters, 100, 0), depth=2)
+    played = outcomes(host)
+    assert [len(order) for order in played["plans"]] == [12, 12]
+    assert len(further(host)["short"]) == len(played["statics"]) == 5
+    sizes = [plan["parameters"] for plan in played["statics"]]
+    assert sizes == [plan["parameters"] for plan in played["plans"][0][:5]]
+    data = host.data()
+    model = host.build(data).eval()
+    with torch.no_grad():
+        groups, _ = channel_groups(model, lambda: model(data.x[:2]))
+    lessons = [
+        played | {"width": width, "price": 0.0, "plans": _plans_with(gains)}
+        for width, gains in GAINS.items()
+    ]
+    choose = capacity.lookup(lessons)
+    for price in (0.0, 0.003, 0.01, 0.03, 0.1, 1.0):
+        counts = planned_counts(model, groups, price)
+        factor = (1.0, 1.5, 2.0, 4.0, 8.0)[choose(played | {"price": price})]
+        assert [counts.get(group, 0) for group in groups] == [round(6 * (factor - 1))] * 2
+
+
+def _plans_with(gains: tuple[float, ...]) -> list[list[dict[str, float]]]:
+    order = [{"test": gain, "parameters": 1} for gain in (0.0, *gains)]
+    return [order, order]

@@ -5,16 +5,18 @@ from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
 import esper
-from esper.kasmina.channel_groups import channel_groups
+from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.deeper_stacks import deepen
 from esper.kasmina.wider_layers import NewChannels, widen
 from esper.leyline.stages import Stage
+from esper.own_models import width_search
 from esper.own_models.best_epoch import BestEpoch
 from grown_modules import products
 from own_modules import loader
@@ -32,9 +34,14 @@ def overfitted(policy: str, **more: Any) -> esper.GrowthResult:
         "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.03),
         "epochs": EPOCHS, "progress": False, "price": 0.001,
     }  # fmt: skip
-    return esper.grow(
-        multilayer(), loader(x, y), loader(*products(256, 1)), policy=policy, **(arguments | more)
-    )
+    loaders = loader(x, y), loader(*products(256, 1))
+    # Six times as wide, whatever the table expects of such layers.
+    with patch.object(width_search, "planned_counts", six_times):
+        return esper.grow(multilayer(), *loaders, policy=policy, **(arguments | more))
+
+
+def six_times(_: nn.Module, groups: list[ChannelGroup], __: float) -> dict[ChannelGroup, int]:
+    return {group: 5 * group.channels for group in groups}
 
 
 class Residual(nn.Module):

@@ -196,7 +196,7 @@ def test_the_report_says_which_layers_become_wider_and_which_cannot() -> None:
         transformer(), [(torch.randn(8, 4, 5), torch.arange(8) % 3)], progress=False
     )
     assert report.ok, str(report)
-    assert report.widths == {f"1.layers.{i}.linear1": (16, 32) for i in range(2)}
-    assert "layers   1.layers.0.linear1: 16 channels, 32 under the policy widen" in str(report)
+    assert report.widths == {f"1.layers.{i}.linear1": (16, 64) for i in range(2)}
+    assert "layers   1.layers.0.linear1: 16 channels, 64 under the policy widen" in str(report)
     assert any("layer_norm mixes its channels" in reason for reason in report.rigid.values())
     assert "stay: layer_norm mixes its channels" in str(report)

@@ -126,7 +126,7 @@ def test_what_the_examples_grew_loads_and_trains_on_without_esper(
         torch.save((inputs, targets, outputs(found.model, inputs)), folder / "batch.pt")
         exported = export(found.model, inputs)
         assert exported.batch_size is None
-        write = pt2_bytes if kind == "pt2" else partial(onnx_bytes, standard_names=False)
+        write = pt2_bytes if kind == "pt2" else partial(onnx_bytes, inputs=None, outputs=None)
         content = write(exported.program)
         (folder / f"model.{kind}").write_bytes(content)
         arguments += [str(EXAMPLES / f"{name}.py"), build, str(folder)]

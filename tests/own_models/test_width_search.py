@@ -1,6 +1,7 @@
 """The policy ``widen``: which channels are new, what the counterfactual decides, and the result."""
 
 import copy
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
+from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import NewChannels, layer_sizes, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
+from esper.own_models.grafted_model import parameter_count
 from esper.own_models.new_units import Proposal, propose
 from esper.own_models.options import GrowOptions
 from esper.own_models.written_code import rebuilding_code
@@ -104,8 +107,8 @@ def test_the_result_is_the_same_class_with_wider_layers_and_rebuilds_without_esp
     result = grown(twin=True)
     model = result.model
     assert [type(layer) for layer in model] == [type(layer) for layer in multilayer()]
-    assert (model[0].out_features, model[3].in_features, model[3].out_features) == (24, 24, 24)
-    assert result.widths["0"] == {"out_features": (4, 24), "in_features": (6, 6)}
+    assert (model[0].out_features, model[3].in_features, model[3].out_features) == (32, 32, 32)
+    assert result.widths["0"] == {"out_features": (4, 32), "in_features": (6, 6)}
     assert not model._forward_hooks
     assert not result.seeds
     assert result.grew
@@ -155,8 +158,10 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
         output = module(batch)
         (output["logits"] if isinstance(output, dict) else output).square().mean().backward()
 
+    size = width_prior.wider_size(model, dict.fromkeys(groups, 2))
     for group in groups:
         widen(model, group, propose(model, group, 2, [x], backward, generator).new)
+    assert size == sum(p.numel() for p in model.parameters())
     widths = {
         name: {key: (before[name][key], size) for key, size in sizes.items()}
         for name, sizes in layer_sizes(model).items()
@@ -173,7 +178,7 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("policy", "changes"),
     [
-        ("widen", ("0: 4 -> 24 channels", "0: 4 -> 14 channels")),
+        ("widen", ("0: 4 -> 32 channels", "0: 4 -> 18 channels")),
         ("deepen", ("1: 2 -> 4 blocks", "1: 2 -> 4 blocks")),
     ],
 )
@@ -211,6 +216,34 @@ def test_further_epochs_of_a_trial_are_learned_again_in_the_same_bits(
     assert [r.loss for r in results[0].history] == [r.loss for r in results[1].history]
     state = results[0].model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in results[1].model.state_dict().items())
+
+
+def test_the_higher_the_price_the_fewer_channels() -> None:
+    """Against the naive choice: all factors on networks that are built at their size."""
+
+    def build(width: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+
+    for width, gains in ((3, 3), (5, 6), (12, 12), (40, 48), (49, None)):
+        model, x = build(width), torch.randn(2, 6)
+        with torch.no_grad():
+            groups, _ = channel_groups(model, lambda: model(x))  # noqa: B023
+        counts = []
+        for price in (0.0, 0.01, 0.03, 0.1, 1.0):
+            worths = [(0.0, 0)]
+            for factor, gain in zip(
+                width_prior.FACTORS, width_prior.GAINS.get(gains, (0.0,) * 4), strict=True
+            ):
+                wide = width + round(width * (factor - 1.0))
+                ratio = parameter_count(build(wide)) / parameter_count(model)
+                worths.append((gain - price * math.log(ratio), wide - width))
+            best = max(worths)[0]
+            expected = next(n for worth, n in worths if worth >= best - 0.005)
+            plan = width_prior.planned_counts(model, groups, price)
+            assert plan.get(groups[0], 0) == (expected if gains else 0)
+            counts.append(plan.get(groups[0], 0))
+        assert counts == sorted(counts, reverse=True)
+        assert counts[-1] == 0
 
 
 def test_decisions_take_at_most_half_of_the_epochs() -> None:

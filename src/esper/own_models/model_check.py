@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples
 from esper.own_models.grafted_model import (
@@ -47,7 +48,6 @@ from esper.own_models.step_cost import (
     policy_price,
     predicted_cost,
 )
-from esper.own_models.width_search import factor
 from esper.tamiyo.try_and_keep import OF_OWN_MODELS
 
 MEBIBYTE = 2**20
@@ -196,8 +196,9 @@ def check(
                 run = half_or_all(model, *as_arguments(batch))
                 report.slots = find_slots(model, run, slots)
                 groups, report.rigid = channel_groups(model, lambda: run(False))
+                counts = planned_counts(model, groups, PRICE)
                 report.widths = {
-                    each.name: (each.channels, round(each.channels * factor(each.channels, PRICE)))
+                    each.name: (each.channels, each.channels + counts.get(each, 0))
                     for each in groups
                 }
         if report.ok:

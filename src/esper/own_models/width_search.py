@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import Widening, reads_itself, resize, widen
+from esper.kasmina.wider_layers import Widening, resize, widen
+from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import copied_state, parameter_count
 from esper.own_models.new_units import BATCHES, Proposal, propose
 from esper.own_models.objectives import Evaluator, Validation, autocast
-from esper.own_models.options import PRICE, GrowOptions
+from esper.own_models.options import GrowOptions
 from esper.own_models.samples import (
     as_arguments,
     buffers_kept,
@@ -54,22 +55,6 @@ SAMPLES = 4
 """Samples of the recorded forward pass, whose activations stay in memory."""
 EXACT = 1e-5
 """Largest difference of outputs, relative to their size, that a widening may make."""
-
-
-def factor(channels: int, price: float) -> float:
-    """How many times as wide a layer becomes: the prior (``benchmarks/widening.py``).
-
-    Args:
-        channels: width of the layer.
-        price: see ``grow``; the more above the usual one, the less is added.
-    """
-    widths = (row for row in PRIOR if channels <= row[0])
-    share = next(widths, (0, 1.0))[1] - 1.0
-    return 1.0 + share * min(1.0, PRICE / max(price, 1e-12))
-
-
-PRIOR = ((6, 6.0), (12, 4.0), (48, 2.0))
-"""Widths up to which layers become so many times as wide; wider ones stay."""
 
 
 Run = Callable[[], Any]
@@ -276,14 +261,14 @@ class WidthSearch:
         """How many channels each group gets by the prior, within the limit of parameters."""
         groups, reasons = self._structure(batches, channel_groups)
         slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
-        counts = {
-            group: round(self.scale * group.channels * (factor(group.channels, price) - 1.0))
-            for group in groups
-            if slots is None or any(below(name, slot) for name in group.writers for slot in slots)
-        }
-        counts = {group: count for group, count in counts.items() if count > 0}
+        if slots is not None:
+            groups = [
+                each for each in groups if any(below(n, s) for n in each.writers for s in slots)
+            ]
+        plan = planned_counts(self.model, groups, price)
+        counts = {group: round(self.scale * n) for group, n in plan.items() if self.scale * n >= 1}
         while most is not None and counts:
-            if _wider_count(self.model, counts) <= most:
+            if wider_size(self.model, counts) <= most:
                 break
             counts = {group: count // 2 for group, count in counts.items() if count > 1}
         if not counts:
@@ -324,24 +309,6 @@ def _batches(training: Training) -> list[tuple[Any, Any]]:
     with random_state_kept(training.loader):
         batches = [training.unpack(batch) for batch in islice(training.loader, BATCHES)]
     return [to_device(batch, training.device) for batch in batches]
-
-
-def _wider_count(model: nn.Module, counts: dict[ChannelGroup, int]) -> int:
-    """Parameters of the module with so many new channels, each counted for its reader before."""
-    total = parameter_count(model)
-    for group, count in counts.items():
-        # Recurrent weights get columns for the new units too.
-        writers = sum(
-            p.numel() * (1 + reads_itself(layer, name)) // group.channels
-            for layer in map(model.get_submodule, group.writers)
-            for name, p in layer.named_parameters(recurse=False)
-        )
-        readers = sum(
-            model.get_submodule(name).get_parameter("weight")[:, :block].numel()
-            for name, block in group.readers.items()
-        )
-        total += count * (writers + readers + 2 * len(group.companions))
-    return total
 
 
 def _leaves(output: Any) -> list[Tensor]:

@@ -1,0 +1,182 @@
+"""How large a network should become: rules, what can be known at best, and what a sceptic runs.
+
+    python benchmarks/capacity_page.py [--write]
+
+Rules are learned on the hosts of ``capacity.py`` and played on those of ``capacity_held_out.py``
+too. What was played is kept in ``runs/capacity``, and is not played again.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import capacity
+import capacity_held_out
+import numpy as np
+import torch
+from capacity import RULES, Floats, Outcomes, costs, gains_by_width, scores
+from capacity_hosts import FACTORS, VALIDATION, Host, further, outcomes, utility
+from reporting import kept, made_on, new_parser, publish, table
+
+WORK = Path("runs/capacity")
+HOSTS, HELD_OUT, FOLDS = 400, 300, 10
+FEWEST = 100
+"""Samples on test below which a host is left out."""
+STATIC = "static network of the size that it chooses"
+
+
+def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]:
+    """The outcomes of all hosts, with those of ``further``."""
+    hosts = []
+    for number in range(count):
+        host = draw(number)
+        if len(host.data().x) - host.samples - VALIDATION < FEWEST:
+            continue
+        one = kept(WORK / name / f"{number}.json", partial(outcomes, host))
+        more = kept(WORK / f"{name}-further" / f"{number}.json", partial(further, host))
+        hosts.append(one | {"further": more})
+    return hosts
+
+
+def best(host: Outcomes, results: list[dict[str, Any]]) -> float:
+    """Utility on test of the result that is best on validation."""
+    return utility(max(results, key=lambda one: utility(one, host, "validation")), host)
+
+
+def clairvoyant(host: Outcomes, count: int | None = None) -> float:
+    """The plan that is best on test in one order of the data, in the other order."""
+    worth = [[utility(plan, host) for plan in order[:count]] for order in host["plans"]]
+    one, two = np.array(worth)
+    return float(one[two.argmax()] + two[one.argmax()]) / 2
+
+
+def by_rules(hosts: list[Outcomes], others: list[Outcomes]) -> dict[str, Floats]:
+    """Utilities of ``hosts`` by rule, learned on ``others``, or cross-validated on themselves."""
+    columns = {name: np.zeros(len(hosts)) for name in [*RULES, STATIC]}
+    folds = [np.arange(len(hosts))]
+    if others is hosts:
+        folds = np.array_split(np.random.default_rng(0).permutation(len(hosts)), FOLDS)
+    for rows in folds:
+        left = set(rows.tolist()) if others is hosts else set()
+        lessons = [host for i, host in enumerate(others) if i not in left]
+        for name, learn in RULES.items():
+            choose = learn(lessons)
+            for i in rows:
+                choice = choose(hosts[i])
+                columns[name][i] = (scores(hosts[i]) - costs(hosts[i]))[choice]
+                if "ships" in name:
+                    columns[STATIC][i] = utility(hosts[i]["statics"][choice], hosts[i])
+    return columns
+
+
+def all_columns(hosts: list[Outcomes], others: list[Outcomes]) -> dict[str, Floats]:
+    """Utilities by rung, a share for each host."""
+    columns = by_rules(hosts, others)
+    if not hosts[0]["trained"]:
+        short = [best(host, host["further"]["short"]) for host in hosts]
+        columns["sweep of five, a fifth of the epochs each"] = np.array(short)
+        continued = [
+            utility(host["statics"][_argmax(host, host["further"]["short"])], host)
+            for host in hosts
+        ]
+        columns["the same, then the best in full"] = np.array(continued)
+    columns["sweep of five, all epochs each"] = np.array([best(h, h["statics"]) for h in hosts])
+    columns["clairvoyant, one widening"] = np.array([clairvoyant(h, len(FACTORS)) for h in hosts])
+    columns["clairvoyant, all plans"] = np.array([clairvoyant(h) for h in hosts])
+    return columns
+
+
+def _argmax(host: Outcomes, results: list[dict[str, Any]]) -> int:
+    return int(np.argmax([utility(one, host, "validation") for one in results]))
+
+
+def points(values: Floats, form: str = ".1f") -> str:
+    """Mean in points and its 95 % interval over hosts."""
+    numbers = [100 * float(value) for value in values]
+    mean, error = fmean(numbers), 1.96 * stdev(numbers) / math.sqrt(len(numbers))
+    return f"{mean:{form}} [{mean - error:{form}}, {mean + error:{form}}]"
+
+
+RULE = next(name for name in RULES if "ships" in name)
+
+
+def rung_table(groups: dict[str, dict[str, Floats]]) -> str:
+    """Utilities of all rungs, and how far the rule is above each."""
+    names = list(dict.fromkeys(name for columns in groups.values() for name in columns))
+    rows = []
+    for name in names:
+        row = [name]
+        for columns in groups.values():
+            if name not in columns:
+                row += ["", ""]
+                continue
+            row.append(points(columns[name]))
+            row.append("" if name == RULE else points(columns[RULE] - columns[name], "+.1f"))
+        rows.append(row)
+    heads = ["", *(text for group in groups for text in (group, "rule − this"))]
+    return table(heads, rows)
+
+
+def tuned_table(groups: dict[str, list[Outcomes]], hosts: list[Outcomes]) -> str:
+    """Trained hosts where every arm chooses its rate of four by validation."""
+    choose = capacity.lookup(hosts)
+    rows = []
+    for group, members in groups.items():
+        for low, high in ((3, 20), (3, 5), (6, 11), (12, 20)):
+            part = [host for host in members if low <= host["epochs"] <= high]
+            arms: dict[str, list[float]] = {"rule": [], "longer": [], "same": [], "all": []}
+            for host in part:
+                more, choice = host["further"], choose(host)
+                in_place = [host["plans"][0][: len(FACTORS)], *more["in_place"]]
+                statics = [host["statics"], *more["statics"]]
+                arms["rule"].append(best(host, [row[choice] for row in in_place]))
+                arms["longer"].append(best(host, [row[0] for row in in_place]))
+                arms["same"].append(best(host, [row[choice] for row in statics]))
+                arms["all"].append(best(host, [one for row in statics for one in row]))
+            values = {name: np.array(column) for name, column in arms.items()}
+            others = (points(values["rule"] - values[n], "+.1f") for n in ("longer", "same", "all"))
+            rows.append((group, f"{low} to {high}", len(part), points(values["rule"]), *others))
+    heads = (
+        "trained hosts", "epochs left", "hosts", "widened in place by the rule", "− trained longer",
+        "− static of that size, from scratch", "− best of 20 static (five sizes, four rates)",
+    )  # fmt: skip
+    return table(heads, rows)
+
+
+def main() -> None:
+    """Play what was not played, and write the page."""
+    arguments = new_parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    home = played("home", capacity.drawn, HOSTS)
+    held_out = played("held-out", capacity_held_out.drawn, HELD_OUT)
+    tables, gates = [], []
+    for trained in (False, True):
+        lessons = [host for host in home if host["trained"] == trained]
+        foreign = [host for host in held_out if host["trained"] == trained]
+        here, there = all_columns(lessons, lessons), all_columns(foreign, lessons)
+        tables.append(
+            rung_table({f"home, {len(lessons)}": here, f"held out, {len(foreign)}": there})
+        )
+        for other in ("best constant", RULE):
+            above = points(there["clairvoyant, all plans"] - there[other], "+.1f")
+            gates.append(("trained" if trained else "from scratch", other, above))
+    groups = {"home": home, "held out": held_out}
+    trained_groups = {name: [h for h in part if h["trained"]] for name, part in groups.items()}
+    gains = [
+        (f"to {width}", *(f"{100 * gain:.1f}" for gain in row))
+        for width, row in gains_by_width(home).items()
+    ]
+    parts = [
+        "## From scratch", tables[0], "## Arrived trained", tables[1],
+        "## Every arm with its own rate", tuned_table(trained_groups, home),
+        "## The gate", table(("hosts", "clairvoyant above", "points"), gates),
+        "## The table of gains", table(("width", *FACTORS[1:]), gains), made_on(),
+    ]  # fmt: skip
+    publish("capacity", "How large a network should become", parts, arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""How much wider the layers of a module become: what that gains on the mean, and what it costs."""
+
+from collections.abc import Collection, Mapping
+from math import log
+
+from torch import nn
+
+from esper.kasmina.channel_groups import ChannelGroup
+from esper.kasmina.wider_layers import reads_itself
+
+FACTORS = 1.5, 2.0, 4.0, 8.0
+"""How many times as wide a layer may become."""
+GAINS = {
+    3: (0.070, 0.099, 0.185, 0.245),
+    6: (0.050, 0.076, 0.121, 0.155),
+    12: (0.042, 0.062, 0.091, 0.109),
+    24: (0.019, 0.026, 0.038, 0.048),
+    48: (0.012, 0.015, 0.020, 0.026),
+}
+"""By the width up to which it holds, what each of ``FACTORS`` adds to the score on test: means over
+the hosts of ``benchmarks/capacity_page.py``. Wider layers stay as they are."""
+NEAR = 0.005
+"""Of factors whose worth differs by less, the smallest is taken."""
+
+
+def planned_counts(
+    model: nn.Module, groups: Collection[ChannelGroup], price: float
+) -> dict[ChannelGroup, int]:
+    """How many channels each group gets: what it adds to the score, minus what it costs.
+
+    Args:
+        model: the module.
+        groups: some of its groups.
+        price: see ``grow``; it is paid for the parameters that the module gets if all groups
+            become as many times as wide.
+    """
+    counts = [{group: round(group.channels * (f - 1.0)) for group in groups} for f in FACTORS]
+    size = _parameter_count(model)
+    costs = [price * log(wider_size(model, each) / size) for each in counts]
+    plan = {}
+    for group in groups:
+        row = next((gains for width, gains in GAINS.items() if group.channels <= width), None)
+        if row is None:
+            continue
+        worths = [0.0, *(gain - cost for gain, cost in zip(row, costs, strict=True))]
+        choice = next(i for i, worth in enumerate(worths) if worth >= max(worths) - NEAR)
+        if choice and counts[choice - 1][group]:
+            plan[group] = counts[choice - 1][group]
+    return plan
+
+
+def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
+    """Parameters of the module with so many new channels."""
+    rows: dict[str, float] = {}
+    columns: dict[str, float] = {}
+    for group, count in counts.items():
+        rows |= dict.fromkeys((*group.writers, *group.companions), 1.0 + count / group.channels)
+        columns |= dict.fromkeys(group.readers, 1.0 + count / group.channels)
+    total = _parameter_count(model)
+    for name in rows.keys() | columns.keys():
+        layer = model.get_submodule(name)
+        for key, parameter in layer.named_parameters(recurse=False):
+            factor = rows.get(name, 1.0)
+            if reads_itself(layer, key):
+                factor *= factor
+            elif key == "weight":
+                factor *= columns.get(name, 1.0)
+            total += round(parameter.numel() * (factor - 1.0))
+    return total
+
+
+def _parameter_count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
