@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from esper.leyline.errors import UsageError
+from esper.runtime import data
 from esper.runtime.data import DrawnSplit, FromDirectory, digits
 from esper.runtime.task import HELD_OUT_DRAWS
 from esper.runtime.tasks import SUITES, Drift, Pretraining, find
@@ -31,6 +32,15 @@ def test_the_split_is_that_of_the_seed():
     np.testing.assert_array_equal(found.test_images.flatten(1).numpy() * 16, images[HELD_OUT])
     np.testing.assert_array_equal(found.test_labels.numpy(), labels[HELD_OUT])
     assert rows_of(found.test_images) != rows_of(digits().test_images)
+
+
+def test_the_file_of_digits_holds_what_scikit_learn_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_digits(return_X_y=True)
+    for _ in range(2):
+        for one, two in zip(data._digits(), expected, strict=True):
+            assert (one.dtype, one.shape) == (two.dtype, two.shape)
+            np.testing.assert_array_equal(one, two)
+        monkeypatch.setattr(data, "find_spec", lambda _: None)  # then through the package
 
 
 @pytest.mark.parametrize("name", [*SUITES["suite"], *SUITES["held_out"]])

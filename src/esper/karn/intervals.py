@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 Floats = NDArray[np.float64]
 
@@ -109,7 +109,7 @@ def two_levels(values: Floats) -> Estimate:
     total = np.maximum(squares[..., 0] + squares[..., 1] - squares[..., 2], squares.max(-1))
     degrees = _ratio(total**2, (squares**2 / freedom).sum(-1))
     degrees = np.clip(np.nan_to_num(degrees, nan=1.0), 1.0, None)
-    half = stats.t.ppf(1.0 - _TAIL, degrees) * np.sqrt(total / (policies * groups))
+    half = stdtrit(degrees, 1.0 - _TAIL) * np.sqrt(total / (policies * groups))
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -126,7 +126,7 @@ def _bootstrap(summands: Floats, finite: NDArray[np.bool_]) -> tuple[Floats, Flo
 
 def _student(degrees: NDArray[np.int_]) -> Floats:
     """Quantiles of Student's t; NaN without a degree of freedom."""
-    return np.where(degrees > 0, stats.t.ppf(1.0 - _TAIL, np.maximum(degrees, 1)), np.nan)
+    return np.where(degrees > 0, stdtrit(np.maximum(degrees, 1), 1.0 - _TAIL), np.nan)
 
 
 def _ratio(sums: Floats, counts: NDArray[np.int_] | Floats) -> Floats:

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from scipy import stats
-
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.metrics import Metric, part_metric
 
@@ -103,6 +101,8 @@ def _trend(values: Sequence[float]) -> int:
     """1 if values rise, -1 if they fall, 0 if neither is significant."""
     if len(set(values)) == 1:
         return 0
+    from scipy import stats  # takes most of a second, which a short run need not wait for
+
     correlation = stats.kendalltau(range(len(values)), values)
     return int(math.copysign(1, correlation.statistic)) if correlation.pvalue < SIGNIFICANT else 0
 
@@ -113,6 +113,8 @@ def _began_lower(values: Sequence[float]) -> bool:
     A curve that rose at once and then sank a little has no trend.
     """
     part = max(3, math.ceil(len(values) / 10))
+    from scipy import stats
+
     test = stats.mannwhitneyu(values[:part], values[part:], alternative="less")
     return bool(test.pvalue < SIGNIFICANT / 5)
 

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,23 @@ class DrawnSplit:
         return self.make(seed=self.seed)
 
 
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels ``[1797, 64]`` and labels of scikit-learn's digits.
+
+    Importing its data sets takes most of a second, reading their file does not.
+    """
+    package = find_spec("sklearn")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.exists():
+            rows = np.loadtxt(file, delimiter=",")
+            return rows[:, :-1], rows[:, -1].astype(int)
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels
+
+
 @cache
 def digits(
     shift: int = 0,
@@ -198,8 +216,6 @@ def digits(
     Raises:
         ValueError: an argument is out of range.
     """
-    from sklearn.datasets import load_digits
-
     if not (0 <= shift < 8 and noise >= 0.0 and rotation in range(4)):
         raise ValueError(
             "shift must lie in [0, 7], noise must be 0 or more and rotation in [0, 3], "
@@ -210,7 +226,7 @@ def digits(
             "label_fraction must lie in (0, 1] and classes in [2, 10], "
             f"got {label_fraction} and {classes}"
         )
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _digits()
     images = images.reshape(-1, 8, 8) / 16.0
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(images))
