@@ -212,15 +212,6 @@ def play_baseline(
     return Outcome.join(parts, axis=1)
 
 
-def tuned_copy(outcome: Outcome, population: Population) -> Outcome:
-    """The outcome of full tuning if a tuned copy is kept beside the host: all of it is priced.
-
-    That is the price of full tuning where several tasks share one trained network, which adapters
-    leave as it is (Houlsby et al., "Parameter-efficient transfer learning for NLP", ICML 2019).
-    """
-    return _after_price(outcome, population, _host_sizes(population))
-
-
 def _host_sizes(population: Population) -> Tensor:
     return torch.tensor([[task.host.parameter_count] for task in population.tasks]).double()
 

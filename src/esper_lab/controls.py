@@ -21,12 +21,10 @@ from esper_lab.baselines import (
     factors_of,
     play_baseline,
     population_of,
-    tuned_copy,
 )
 from esper_lab.evaluation import (
     CLAIRVOYANT,
     EVERYTHING,
-    FULL_TUNING,
     LOOKING,
     NEVER_GROW,
     TRY_AND_KEEP,
@@ -256,9 +254,6 @@ def control_rungs(outcomes: ControlOutcomes, hosts: Hosts, plans: tuple[Plan, ..
         distance = np.abs(outcomes.fresh.added.mean(0)[at_once] - np.mean(looking.added))
         rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
     rungs += [rung_of(name, outcome) for name, outcome in outcomes.baselines.items()]
-    if FULL_TUNING in outcomes.baselines:
-        copies = tuned_copy(outcomes.baselines[FULL_TUNING], hosts.fresh)
-        rungs.append(rung_of(f"{FULL_TUNING} of a copy", copies))
     rungs += rule_rungs
     if len(set(tasks)) > 1:
         utility = outcomes.again.test_utility

@@ -20,6 +20,7 @@ STOPPING, TRY_AND_KEEP = "optimal stopping", "try and keep"
 TUNED_TWIN = "never grow, tuned"
 STATIC_NETWORK = "static network of three times the size"
 FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN = "full tuning", "last-layer tuning", "Auto-RGN"
+COPY_SUFFIX, COPY_CHOICE = " of a copy", "best copy or none"
 BLIND = BEST_FIXED, LOOKUP
 """Rungs that choose a plan without a look at the host."""
 LOOKING = ONE_LOOK, TRIGGER, TREE, FOREST, STOPPING, TRY_AND_KEEP
@@ -27,7 +28,14 @@ LOOKING = ONE_LOOK, TRIGGER, TREE, FOREST, STOPPING, TRY_AND_KEEP
 RULES = NEVER_GROW, EVERYTHING, *BLIND, *LOOKING
 """Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
-WITHOUT_GROWING = TUNED_TWIN, STATIC_NETWORK, FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN
+WITHOUT_GROWING = (
+    TUNED_TWIN,
+    STATIC_NETWORK,
+    FULL_TUNING,
+    LAST_LAYER_TUNING,
+    AUTO_RGN,
+    COPY_CHOICE,
+)
 """Rungs that spend the budget of a host on another network or another training instead."""
 
 

@@ -22,6 +22,7 @@ from esper_lab.controls import (
     rung_of,
     variants_of,
 )
+from esper_lab.copies import with_copies
 from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.plans import NEVER, library
@@ -121,6 +122,7 @@ def evaluate(
         else:
             rungs = controls.first(population.tasks)
             origin = f"{controls.origin}; {_difference_text(rungs[0], population)}"
+        rungs = with_copies(rungs, population.tasks)
         if grower is not None:
             rungs += policy_rungs(grower, population, members, Stages(work, report))
         variants = variants_of(hosts.training)

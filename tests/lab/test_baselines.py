@@ -1,5 +1,6 @@
 """Baselines, their tuned recipes and wider hosts."""
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -22,12 +23,12 @@ from esper_lab.baselines import (
     population_of,
     read_tuned,
     static_network,
-    tuned_copy,
     tuned_twin,
     widen,
 )
 from esper_lab.controls import TRIALS, ControlOutcomes, control_rungs
-from esper_lab.evaluation import WITHOUT_GROWING
+from esper_lab.copies import with_copies
+from esper_lab.evaluation import COPY_CHOICE, WITHOUT_GROWING, Rung
 from esper_lab.plans import NEVER, Plan, PlannedSeed
 from esper_lab.play import Floats, Hosts, Outcome, Population, Stages, play_plans
 from tiny_population import LARGE, TASKS, hosts
@@ -78,13 +79,45 @@ def test_a_larger_host_pays_rent_for_what_it_has_more(monkeypatch, change):
     np.testing.assert_allclose(found.validation_utility, found.validation_score - price)
 
 
-def test_a_tuned_copy_pays_rent_for_the_whole_host():
-    found = play_baseline("full tuning", HOSTS, (1.0,))
-    copy = tuned_copy(found, HOSTS)
-    assert (copy.added == TASKS[0].host.parameter_count).all()
-    rents = np.array([[task.price] for task in HOSTS.tasks])
-    np.testing.assert_allclose(copy.test_utility, found.test_score - rents * np.log(2.0))
-    np.testing.assert_array_equal(copy.test_score, found.test_score)
+def test_a_tuned_copy_pays_for_what_it_stores_and_the_choice_never_sees_the_test_split():
+    """Against a naive loop over the hosts."""
+    draws = np.random.default_rng(0)
+    count = len(HOSTS.tasks)
+
+    def rung(name: str) -> Rung:
+        scores, validation = draws.random((2, count)).tolist()
+        return Rung(name, False, scores, validation, [0.0] * count, score=scores)
+
+    names = "never grow", "full tuning", "last-layer tuning", "Auto-RGN", "best fixed schedule"
+    never, full, last, auto, fixed = rungs = [rung(name) for name in names]
+    found = with_copies(rungs, HOSTS.tasks)
+    assert [one.name for one in found] == [
+        *names[:4],
+        "last-layer tuning of a copy",
+        "full tuning of a copy",
+        "best copy or none",
+        names[4],
+    ]
+    assert [*found[:4], found[-1]] == [never, full, last, auto, fixed]
+    for host, task in enumerate(HOSTS.tasks):
+        own = task.host.parameter_count
+        head = (task.host.block_sizes[-1], last)
+        worth = [(never.validation[host], never.utility[host], 0.0)]
+        for (stored, tuned), copy in zip((head, (own, full)), found[4:6], strict=True):
+            price = task.price * math.log(1.0 + stored / own)
+            assert copy.added[host] == stored
+            assert copy.score == tuned.score
+            utility, validation = tuned.utility[host] - price, tuned.validation[host] - price
+            assert copy.utility[host] == pytest.approx(utility)
+            assert copy.validation[host] == pytest.approx(validation)
+            worth.append((validation, utility, float(stored)))
+        best = max(worth)
+        choice = found[6]
+        assert (choice.validation[host], choice.utility[host]) == pytest.approx(best[:2])
+        assert choice.added[host] == best[2]
+    # Copies that ship with the controls are not there twice, and hosts from scratch have none.
+    assert with_copies(found, HOSTS.tasks) == found
+    assert with_copies([never, fixed], HOSTS.tasks) == [never, fixed]
 
 
 def outcome(utility: Floats, added: Floats | float = 0.0) -> Outcome:
@@ -117,7 +150,7 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
 
 
 def test_the_baselines_are_known_to_the_reader_of_a_ladder():
-    assert tuple(BASELINES) == WITHOUT_GROWING
+    assert (*BASELINES, COPY_CHOICE) == WITHOUT_GROWING
 
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):
