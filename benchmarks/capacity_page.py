@@ -26,6 +26,7 @@ HOSTS, HELD_OUT, FOLDS = 400, 300, 10
 FEWEST = 100
 """Samples on test below which a host is left out."""
 STATIC = "static network of the size that it chooses"
+RULE = next(name for name in RULES if "ships" in name)
 
 
 def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]:
@@ -53,8 +54,14 @@ def clairvoyant(host: Outcomes, count: int | None = None) -> float:
     return float(one[two.argmax()] + two[one.argmax()]) / 2
 
 
-def by_rules(hosts: list[Outcomes], others: list[Outcomes]) -> dict[str, Floats]:
-    """Utilities of ``hosts`` by rule, learned on ``others``, or cross-validated on themselves."""
+def by_rules(
+    hosts: list[Outcomes], others: list[Outcomes], further_lessons: list[Outcomes]
+) -> dict[str, Floats]:
+    """Utilities of ``hosts`` by rule, learned on ``others``, or cross-validated on themselves.
+
+    The rule that ships does not ask whether a host arrives trained: it is learned on
+    ``further_lessons``, the hosts of the other kind, as well.
+    """
     columns = {name: np.zeros(len(hosts)) for name in [*RULES, STATIC]}
     folds = [np.arange(len(hosts))]
     if others is hosts:
@@ -63,18 +70,20 @@ def by_rules(hosts: list[Outcomes], others: list[Outcomes]) -> dict[str, Floats]
         left = set(rows.tolist()) if others is hosts else set()
         lessons = [host for i, host in enumerate(others) if i not in left]
         for name, learn in RULES.items():
-            choose = learn(lessons)
+            choose = learn(lessons + further_lessons if name == RULE else lessons)
             for i in rows:
                 choice = choose(hosts[i])
                 columns[name][i] = (scores(hosts[i]) - costs(hosts[i]))[choice]
-                if "ships" in name:
+                if name == RULE:
                     columns[STATIC][i] = utility(hosts[i]["statics"][choice], hosts[i])
     return columns
 
 
-def all_columns(hosts: list[Outcomes], others: list[Outcomes]) -> dict[str, Floats]:
-    """Utilities by rung, a share for each host."""
-    columns = by_rules(hosts, others)
+def all_columns(
+    hosts: list[Outcomes], others: list[Outcomes], further_lessons: list[Outcomes]
+) -> dict[str, Floats]:
+    """Utilities by rung, a share for each host; see ``by_rules``."""
+    columns = by_rules(hosts, others, further_lessons)
     if not hosts[0]["trained"]:
         short = [best(host, host["further"]["short"]) for host in hosts]
         columns["sweep of five, a fifth of the epochs each"] = np.array(short)
@@ -98,9 +107,6 @@ def points(values: Floats, form: str = ".1f") -> str:
     numbers = [100 * float(value) for value in values]
     mean, error = fmean(numbers), 1.96 * stdev(numbers) / math.sqrt(len(numbers))
     return f"{mean:{form}} [{mean - error:{form}}, {mean + error:{form}}]"
-
-
-RULE = next(name for name in RULES if "ships" in name)
 
 
 def rung_table(groups: dict[str, dict[str, Floats]]) -> str:
@@ -156,7 +162,8 @@ def main() -> None:
     for trained in (False, True):
         lessons = [host for host in home if host["trained"] == trained]
         foreign = [host for host in held_out if host["trained"] == trained]
-        here, there = all_columns(lessons, lessons), all_columns(foreign, lessons)
+        rest = [host for host in home if host["trained"] != trained]
+        here, there = (all_columns(part, lessons, rest) for part in (lessons, foreign))
         tables.append(
             rung_table({f"home, {len(lessons)}": here, f"held out, {len(foreign)}": there})
         )
