@@ -111,7 +111,7 @@ def costs(host: Outcomes) -> Floats:
 
 
 def gains_by_width(hosts: list[Outcomes]) -> dict[int, list[float]]:
-    """What ``width_search.GAINS`` holds: mean gains of score over all hosts of a width."""
+    """What ``width_prior.GAINS`` holds: mean gains of score over all hosts of a width."""
     gains, lower = {}, 0
     for width in GAINS:
         rows = [scores(host) for host in hosts if lower < host["width"] <= width]

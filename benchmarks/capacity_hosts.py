@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
+from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.wider_layers import widen
+from esper.own_models.grafted_model import parameter_count
 from esper.own_models.new_units import BATCHES, propose
 
 BATCH, VALIDATION, TEST = 50, 300, 2000
 RATE, BEGIN, AGAIN = 0.005, 0.1, 0.4
-FACTORS = 1.0, 1.5, 2.0, 4.0, 8.0
+FACTORS = 1.0, *width_prior.FACTORS
 RATES = 0.002, 0.015, 0.04
 """Further rates, where each arm chooses its own by validation."""
 PRETRAINING = 40
@@ -144,12 +146,6 @@ class Plan:
     shrunk: bool = False
     static: float = 0.0
 
-    def __str__(self) -> str:
-        if self.static:
-            return f"static {self.static:g}"
-        sequence = f"{self.first:g}" + (f", {self.second:g}" if self.second > 1 else "")
-        return f"shrunk {sequence}" if self.shrunk else sequence
-
 
 STATICS = tuple(Plan(static=factor) for factor in FACTORS)
 SEQUENCES = (
@@ -181,11 +177,6 @@ class Result:
     test: float
     parameters: int
     operations: float
-
-
-def sizes_of(model: nn.Module) -> int:
-    """Number of parameters."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def loss_of(output: Tensor, y: Tensor) -> Tensor:
@@ -269,14 +260,14 @@ def train(
             optimizer.step()
         schedule.step()
         operations += samples * per_sample
-    return Result(score(model, parts[1]), score(model, test), sizes_of(model), operations)
+    return Result(score(model, parts[1]), score(model, test), parameter_count(model), operations)
 
 
 def outcomes(host: Host, orders: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
     """All plans of a host, in one or two orders of its data; static networks in the first."""
     data = host.data()
     small = host.build(data)
-    parameters = sizes_of(small)
+    parameters = parameter_count(small)
     if host.trained:
         train(small, data, host.samples, PRETRAINING, host.seed)
     plans = IN_PLACE if host.trained else SEQUENCES

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
 from esper.runtime.tasks import Task
+from esper.tamiyo.policy.features import utility
 from esper_lab.evaluation import (
     AUTO_RGN,
     COPY_CHOICE,
@@ -27,8 +28,6 @@ COPY_SIZE: dict[str, Callable[[Task], int]] = {
     FULL_TUNING: lambda task: task.host.parameter_count,
 }
 """How many parameters the copy of each tuning stores."""
-
-
 TUNINGS = FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN
 """Rungs behind which the copies stand."""
 
@@ -60,12 +59,17 @@ def copy_of(rung: Rung, tasks: Sequence[Task]) -> Rung:
     assert rung.score is not None
     parameters = np.array([COPY_SIZE[rung.name](task) for task in tasks], dtype=float)
     sizes = np.array([task.host.parameter_count for task in tasks])
-    price = np.array([task.price for task in tasks]) * np.log1p(parameters / sizes)
+    prices = np.array([task.price for task in tasks])
+
+    def priced(scores: list[float]) -> list[float]:
+        columns = map(torch.from_numpy, (np.array(scores), parameters, sizes, prices))
+        return utility(*columns).tolist()
+
     return msgspec.structs.replace(
         rung,
         name=rung.name + COPY_SUFFIX,
-        utility=(np.array(rung.score) - price).tolist(),
-        validation=(np.array(rung.validation) - price).tolist(),
+        utility=priced(rung.score),
+        validation=priced(rung.validation),
         added=parameters.tolist(),
     )
 
@@ -76,8 +80,7 @@ def choice_of(rungs: Sequence[Rung]) -> Rung:
     rows = np.arange(len(best))
 
     def column(columns: list[list[float]]) -> list[float]:
-        values: NDArray[np.float64] = np.array(columns)[best, rows]
-        return values.tolist()
+        return np.array(columns)[best, rows].tolist()
 
     return Rung(
         name=COPY_CHOICE,
