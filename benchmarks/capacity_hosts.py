@@ -21,8 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import esper
 from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import channel_groups
-from esper.kasmina.wider_layers import widen
-from esper.own_models.grafted_model import parameter_count
+from esper.kasmina.wider_layers import parameter_count, widen
 from esper.own_models.new_units import BATCHES, propose
 
 BATCH, VALIDATION, TEST = 50, 300, 2000

@@ -26,7 +26,7 @@ from reporting import kept, made_on, new_parser, publish, table
 from torch import nn
 
 from esper.karn.intervals import interval
-from esper.own_models.grafted_model import parameter_count
+from esper.kasmina.wider_layers import parameter_count
 from esper.own_models.growing import grow
 from esper.own_models.objectives import objective
 from esper.tolaria.memory import forget_peak, peak_resident

@@ -24,8 +24,8 @@ from reporting import made_on, new_parser, publish, table
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from esper.kasmina.wider_layers import parameter_count
 from esper.own_models.controller import Growth
-from esper.own_models.grafted_model import parameter_count
 from esper.own_models.model_check import check
 from esper.own_models.objectives import Evaluator, objective
 from esper.own_models.training_loop import Training

@@ -17,10 +17,9 @@ import esper
 from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import NewChannels, layer_sizes, widen
+from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
-from esper.own_models.grafted_model import parameter_count
 from esper.own_models.new_units import Proposal, propose
 from esper.own_models.options import GrowOptions
 from esper.own_models.written_code import rebuilding_code
@@ -99,6 +98,40 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
         entries = (x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6]).tanh()
         shares.append(1.0 - left(torch.cat([old, entries], 1)) / left(old))
     assert proposal.share > max(shares)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_size(
+    kind: type[nn.RNNBase],
+) -> None:
+    torch.manual_seed(0)
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = kind(5, 4, 2, batch_first=True), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    model, x = Tagger(), torch.randn(20, 7, 5)
+    with torch.no_grad():
+        model.lstm.weight_hh_l0.mul_(10.0)  # as trained weights are, larger than at the start
+        (group,), _ = channel_groups(model, lambda: model(x))
+        before = model(x)
+
+    def backward(module: nn.Module, batch: Tensor) -> None:
+        module(batch).square().mean().backward()
+
+    proposal = propose(model, group, 28, [x], backward, torch.Generator().manual_seed(1))
+    widen(model, group, proposal.new)
+    torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
+    fresh = kind(5, 32).weight_hh_l0.detach().std()
+    for name in ("weight_hh_l0", "weight_ih_l1", "weight_hh_l1"):
+        weight = getattr(model.lstm, name).detach().unflatten(0, (-1, 32))
+        assert not weight[:, :4, 4:].any()
+        for columns in (slice(4), slice(4, None)):
+            torch.testing.assert_close(weight[:, 4:, columns].std(), fresh, rtol=0.2, atol=0.0)
 
 
 def test_the_result_is_the_same_class_with_wider_layers_and_rebuilds_without_esper(

@@ -17,7 +17,8 @@ class NewChannels:
 
     Attributes:
         entries: parameters and buffers of writers and companions, by their full name, with the new
-            channels on the first axis; of a recurrent layer ``[channels, gates, ...]``.
+            channels on the first axis; of a recurrent layer ``[channels, gates, ...]``, and
+            the columns for its own hidden units end with the old ones, or include the new ones.
         count: number of new channels.
     """
 
@@ -194,6 +195,11 @@ def resize(
     return names
 
 
+def parameter_count(model: nn.Module) -> int:
+    """Parameters of ``model``, frozen ones included and shared ones counted once."""
+    return sum(p.numel() for p in model.parameters())
+
+
 def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
     return {
@@ -241,8 +247,7 @@ def _join_weights(module: nn.Module) -> None:
 def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor) -> Tensor:
     """A parameter or buffer with the rows of new channels, see ``NewChannels``.
 
-    The hidden units of a recurrent layer read each other: the old ones get weights of 0 for the new
-    ones, and so do the new ones among themselves.
+    The old hidden units of a recurrent layer get weights of 0 for the new ones.
     """
     if not isinstance(module, nn.RNNBase):
         return torch.cat([x, entry])
@@ -250,7 +255,7 @@ def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor) -> Tensor:
     columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
     longer = x.new_zeros((len(x) + gates * count, *columns))
     _write_gates(longer, x, gates)
-    rows = (slice(None), slice(len(x) // gates, None), *map(slice, x.shape[1:]))
+    rows = (slice(None), slice(len(x) // gates, None), *map(slice, entry.shape[2:]))
     longer.unflatten(0, (gates, -1))[rows] = entry.transpose(0, 1)
     return longer
 

@@ -6,7 +6,7 @@ from math import log
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import reads_itself
+from esper.kasmina.wider_layers import parameter_count, reads_itself
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
 """How many times as wide a layer may become."""
@@ -35,7 +35,7 @@ def planned_counts(
             become as many times as wide.
     """
     counts = [{group: round(group.channels * (f - 1.0)) for group in groups} for f in FACTORS]
-    size = _parameter_count(model)
+    size = parameter_count(model)
     costs = [price * log(wider_size(model, each) / size) for each in counts]
     plan = {}
     for group in groups:
@@ -56,7 +56,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     for group, count in counts.items():
         rows |= dict.fromkeys((*group.writers, *group.companions), 1.0 + count / group.channels)
         columns |= dict.fromkeys(group.readers, 1.0 + count / group.channels)
-    total = _parameter_count(model)
+    total = parameter_count(model)
     for name in rows.keys() | columns.keys():
         layer = model.get_submodule(name)
         for key, parameter in layer.named_parameters(recurse=False):
@@ -67,7 +67,3 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
                 factor *= columns.get(name, 1.0)
             total += round(parameter.numel() * (factor - 1.0))
     return total
-
-
-def _parameter_count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.stages import Stage
 from esper.own_models import saving
-from esper.own_models.grafted_model import copied_state, parameter_count
+from esper.own_models.grafted_model import copied_state
 from esper.own_models.growth_result import EpochRecord, comparable, price_of
 from esper.own_models.objectives import Validation
 

@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.own_models.grafted_model import GraftedModel, grown_seeds, parameter_count, updates
+from esper.own_models.grafted_model import GraftedModel, grown_seeds, updates
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Scale, Validation, as_score
 from esper.own_models.options import (

@@ -21,6 +21,7 @@ from esper.kasmina.blueprints import FORM_OF_STYLE
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.results import SLOT_MEASURES, EpochResult
 
@@ -166,11 +167,6 @@ def strip(model: nn.Module) -> nn.Module:
 
 SEED_GROUP = "seeds"
 """Name of an optimizer's group into which all seeds go, if there is one."""
-
-
-def parameter_count(model: nn.Module) -> int:
-    """Parameters of ``model``, frozen ones included and shared ones counted once."""
-    return sum(p.numel() for p in model.parameters())
 
 
 def copied_state(model: nn.Module) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.slots import SlotSpec
+from esper.kasmina.wider_layers import parameter_count
 from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples
@@ -18,7 +19,6 @@ from esper.own_models.grafted_model import (
     attach,
     learn_behind,
     new_seed,
-    parameter_count,
     set_hook,
     strip,
 )

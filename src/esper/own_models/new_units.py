@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import BatchNorm, ChannelGroup
-from esper.kasmina.wider_layers import NewChannels, gates_of, widen
+from esper.kasmina.wider_layers import NewChannels, gates_of, reads_itself, widen
 from esper.own_models.samples import random_state_kept
 
 CANDIDATES = 256
@@ -67,7 +67,7 @@ def propose(
     """
     number = max(CANDIDATES, 4 * count)
     trial = copy.deepcopy(model)
-    candidates = _candidates(trial, group, number, generator)
+    candidates = _candidates(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
     activations: dict[str, list[Tensor]] = {name: [] for name in group.readers}
@@ -76,30 +76,35 @@ def propose(
     for name in group.readers:
         layer = trial.get_submodule(name)
         layer.get_parameter("weight").requires_grad_(True)
-        handles.append(layer.register_forward_pre_hook(_keep(activations[name])))
-        handles.append(layer.register_forward_hook(_keep_gradient(gradients[name])))
+        handles.append(layer.register_forward_hook(_keep(activations[name], gradients[name])))
     with random_state_kept(), torch.enable_grad():
         for batch in batches:
             backward(trial, batch)
     for handle in handles:
         handle.remove()
     index, share = _pursuit(trial, group, count, activations, gradients)
-    indices = _with_statistics(trial, group, candidates).choice(index)
-    return Proposal(group, indices, share)
+    new = _with_statistics(trial, group, candidates).choice(index)
+    return Proposal(group, _joined(model, group, new, generator), share)
 
 
 def _candidates(
-    model: nn.Module, group: ChannelGroup, count: int, generator: torch.Generator
+    model: nn.Module, group: ChannelGroup, count: int, channels: int, generator: torch.Generator
 ) -> NewChannels:
-    """Random channels whose incoming weights are as large as those that are there."""
+    """Random channels whose incoming weights are as large as those that are there.
+
+    Those of a recurrent layer are as large as torch draws them, uniformly within C^-1/2, for one of
+    ``channels`` hidden units: as large as trained ones of a small layer they generalise worse.
+    """
     entries: dict[str, Tensor] = {}
     for name in group.writers:
         layer = model.get_submodule(name)
-        gates = (gates_of(layer),) if isinstance(layer, nn.RNNBase) else ()
+        recurrent = isinstance(layer, nn.RNNBase)
+        gates = (gates_of(layer),) if recurrent else ()
         for key, parameter in layer.named_parameters(recurse=False):
             shape = (count, *gates, *parameter.shape[1:])
             draws = torch.randn(shape, generator=generator).to(parameter)
-            entries[f"{name}.{key}"] = draws * parameter.detach().square().mean().sqrt()
+            rms = parameter.detach().square().mean().sqrt()
+            entries[f"{name}.{key}"] = draws * ((3.0 * channels) ** -0.5 if recurrent else rms)
     for name in group.companions:
         module = model.get_submodule(name)
         is_norm = isinstance(module, BatchNorm)
@@ -116,6 +121,20 @@ def _candidates(
     return NewChannels(entries, count)
 
 
+def _joined(
+    model: nn.Module, group: ChannelGroup, new: NewChannels, generator: torch.Generator
+) -> NewChannels:
+    """The channels; those of a recurrent layer read each other."""
+    entries = dict(new.entries)
+    for full, rows in new.entries.items():
+        name, _, key = full.rpartition(".")
+        if reads_itself(model.get_submodule(name), key):
+            draws = torch.randn(*rows.shape[:2], new.count, generator=generator).to(rows)
+            size = (3.0 * (group.channels + new.count)) ** -0.5
+            entries[full] = torch.cat([rows, size * draws], 2)
+    return NewChannels(entries, new.count)
+
+
 def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) -> NewChannels:
     """The channels with the running statistics that the batch norms measured of them."""
     entries = dict(new.entries)
@@ -127,16 +146,10 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     return NewChannels(entries, new.count)
 
 
-def _keep(target: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        target.append(inputs[0].detach())
-
-    return hook
-
-
-def _keep_gradient(target: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
-        output.register_hook(lambda gradient: target.append(gradient.detach()))
+def _keep(activations: list[Tensor], gradients: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        activations.append(inputs[0].detach())
+        output.register_hook(lambda gradient: gradients.append(gradient.detach()))
 
     return hook
 
@@ -190,7 +203,7 @@ class _Reader:
         inputs = torch.cat([_rows(layer, x) for x in activations]).double()
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
         count = max(len(inputs), 1)
-        entries = _sample(inputs)
+        entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
         channels = entries.shape[1] // block
         # Position by position of a flattened map, a channel is one variable.
         entries = entries.view(len(entries), channels, block).movedim(1, 2).reshape(-1, channels)
@@ -225,8 +238,3 @@ def _rows(layer: nn.Module, x: Tensor) -> Tensor:
     linear = isinstance(layer, nn.Linear)
     axis = x.ndim - 1 if linear else x.ndim - layer.get_parameter("weight").ndim + 1
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
-
-
-def _sample(rows: Tensor) -> Tensor:
-    """At most ``ROWS`` rows, evenly spread."""
-    return rows[:: -(-len(rows) // ROWS)]

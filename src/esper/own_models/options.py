@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.config.setting import NOT_NEGATIVE, Range, about, meanings, setting, up_to
 from esper.leyline.errors import UsageError, first_line
-from esper.own_models.grafted_model import grown_seeds, parameter_count, updates
+from esper.own_models.grafted_model import grown_seeds, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.objectives import Loss, Objective, autocast
 from esper.own_models.samples import (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.events import (
     SCHEMA_VERSION,
     GrowthEpochCompleted,
@@ -21,7 +22,6 @@ from esper.leyline.run_files import EVENTS_LOCK, lock_folder
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines, Sink
 from esper.nissa.trackers import TensorBoard, WandB, require_library
-from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growth_result import EpochRecord, GrowthResult
 from esper.own_models.options import GrowOptions
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from esper.kasmina.wider_layers import layer_sizes
+from esper.kasmina.wider_layers import layer_sizes, parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
 from esper.own_models import saving
@@ -29,7 +29,6 @@ from esper.own_models.grafted_model import (
     copied_state,
     grown_seeds,
     optimizer_of,
-    parameter_count,
     strip,
     updates,
 )

@@ -15,16 +15,16 @@ from math import isfinite
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import Widening, resize, widen
+from esper.kasmina.wider_layers import Widening, parameter_count, resize, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
-from esper.own_models.grafted_model import copied_state, parameter_count
+from esper.own_models.grafted_model import copied_state
 from esper.own_models.new_units import BATCHES, Proposal, propose
 from esper.own_models.objectives import Evaluator, Validation, autocast
 from esper.own_models.options import GrowOptions
@@ -198,7 +198,7 @@ class WidthSearch:
         """Insert a copy behind each block of the plan; none if that would change the outputs."""
         inputs = batches[0][0]
         with evaluating(self.model):
-            before = _leaves(call(self.model, inputs))
+            before = call(self.model, inputs)
             changes = []
             # From the end, so that the places before stay what they are.
             for each in sorted(plan, key=lambda repeat: -repeat.index):
@@ -207,7 +207,7 @@ class WidthSearch:
                 )
                 changes.append(change)
                 self.copies.append((each.container, each.index))
-            after = _leaves(call(self.model, inputs))
+            after = call(self.model, inputs)
         if not _equal(before, after):
             for change in reversed(changes):
                 change.undo()
@@ -267,9 +267,7 @@ class WidthSearch:
             ]
         plan = planned_counts(self.model, groups, price)
         counts = {group: round(self.scale * n) for group, n in plan.items() if self.scale * n >= 1}
-        while most is not None and counts:
-            if wider_size(self.model, counts) <= most:
-                break
+        while most is not None and counts and wider_size(self.model, counts) > most:
             counts = {group: count // 2 for group, count in counts.items() if count > 1}
         if not counts:
             self._say_nothing(reasons, "the layers are wide enough")
@@ -280,9 +278,9 @@ class WidthSearch:
         trial = copy.deepcopy(self.model)
         try:
             with evaluating(trial):
-                before = _leaves(call(trial, inputs))
+                before = call(trial, inputs)
                 widen(trial, proposal.group, proposal.new)
-                after = _leaves(call(trial, inputs))
+                after = call(trial, inputs)
         except Exception as error:
             return f"its forward pass fails then: {first_line(error)}"
         return "" if _equal(before, after) else "its output would change"
@@ -311,14 +309,10 @@ def _batches(training: Training) -> list[tuple[Any, Any]]:
     return [to_device(batch, training.device) for batch in batches]
 
 
-def _leaves(output: Any) -> list[Tensor]:
-    return [x.float() for x in tensors(output)]
-
-
-def _equal(before: list[Tensor], after: list[Tensor]) -> bool:
+def _equal(before: object, after: object) -> bool:
     return all(
-        torch.allclose(x, y, rtol=EXACT, atol=EXACT * float(x.abs().max()))
-        for x, y in zip(before, after, strict=True)
+        torch.allclose(x.float(), y.float(), rtol=EXACT, atol=EXACT * float(x.abs().max()))
+        for x, y in zip(tensors(before), tensors(after), strict=True)
     )
 
 

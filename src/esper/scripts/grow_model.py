@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from esper.karn.grown_runs import LOCK, PROGRESS, RESULT, SETTINGS
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.config.setting import SEEDS, check_name
 from esper.leyline.disk import DamagedFile, read_sealed_json, replace_sealed_json
 from esper.leyline.errors import UsageError, suggestion
@@ -23,7 +24,6 @@ from esper.leyline.extras import require
 from esper.leyline.phases import phase
 from esper.leyline.run_files import EVENTS_LOCK, lock_folder
 from esper.own_models import samples
-from esper.own_models.grafted_model import parameter_count
 from esper.own_models.growing import grow
 from esper.own_models.growth_result import GrowthResult
 from esper.own_models.options import FailingBatch, GrowOptions, recipe_names, usable_device
