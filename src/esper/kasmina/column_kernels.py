@@ -284,7 +284,8 @@ def slope_sums_kernel(
     j = tl.program_id(1) * wide + tl.arange(0, wide)
     first = tl.zeros((high, wide), tl.float32)
     second = tl.zeros((high, wide), tl.float32)
-    for step in tl.static_range(repeats):
+    unroll: tl.constexpr = 1 if x.dtype.element_ty == tl.float16 else repeats
+    for step in tl.range(repeats, loop_unroll_factor=unroll):
         row = (tl.program_id(0) * repeats + step) * high + tl.arange(0, high)
         inside = (row < rows)[:, None] & (j < columns)[None, :]
         at = row.to(tl.int64)[:, None] * columns + j[None, :]

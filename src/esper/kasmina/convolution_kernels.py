@@ -13,12 +13,12 @@ from torch import Tensor
 
 from esper.kasmina.column_kernels import total
 
-PIXELS = 128
-"""Pixels of a program."""
-OUTPUTS = 64
-"""Most output channels of a program, so that its sums fit into registers."""
+PIXELS, OUTPUTS = 128, 64
+"""Pixels and most output channels of a program."""
 GRADIENT_PIXELS, GRADIENT_PART = 64, 4096
 """Pixels of a product in the gradient of weights, and pixels of which a program sums them."""
+PRODUCTS, SUMS = 4, 8192
+"""Most products without a loop, and sums that twice as many threads share: what registers hold."""
 
 
 def convolution(x: Tensor, weight: Tensor) -> Tensor:
@@ -37,9 +37,12 @@ def convolution(x: Tensor, weight: Tensor) -> Tensor:
     rows = size * size * inputs
     block = min(_power(rows), 32)
     wide = min(_power(outputs), OUTPUTS)
-    blocks = PIXELS, block, triton.cdiv(rows, block), wide
+    repeats = triton.cdiv(rows, block)
+    unroll, warps = (repeats, 4) if repeats <= PRODUCTS else (1, 8)
+    blocks = PIXELS, block, repeats, wide, unroll
     grid = networks, triton.cdiv(pixels, PIXELS), triton.cdiv(outputs, wide)
-    convolution_kernel[grid](x, matrices, out, pixels, networks, shape, blocks, _products())
+    arguments = x, matrices, out, pixels, networks, shape, blocks, _products()
+    convolution_kernel[grid](*arguments, num_warps=warps)
     return out
 
 
@@ -62,7 +65,8 @@ def weight_gradient(x: Tensor, gradient: Tensor, size: int) -> Tensor:
     shape = inputs, outputs, size, *images[1:]
     blocks = GRADIENT_PIXELS, block, GRADIENT_PART, wide
     steps = triton.cdiv(min(pixels, GRADIENT_PART), GRADIENT_PIXELS)
-    weight_kernel[grid](x, gradient, out, pixels, networks, steps, shape, blocks, _products())
+    arguments = x, gradient, out, pixels, networks, steps, shape, blocks, _products()
+    weight_kernel[grid](*arguments, num_warps=8 if block * wide >= SUMS else 4)
     return total(out).view(networks, size, size, inputs, outputs).permute(0, 4, 3, 1, 2)
 
 
@@ -119,7 +123,8 @@ def convolution_kernel(
     o = tl.program_id(2) * wide + tl.arange(0, wide)
     position = pixel.to(tl.int64) * networks + network
     sums = tl.zeros((high, wide), tl.float32)
-    for part in tl.static_range(repeats):
+    unroll: tl.constexpr = blocks[4]
+    for part in tl.range(repeats, loop_unroll_factor=unroll):
         k = part * deep + tl.arange(0, deep)
         offset, exists = neighbours(pixel[:, None], k[None, :], networks, shape)
         exists = exists & (pixel < pixels)[:, None]
