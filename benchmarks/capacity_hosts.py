@@ -238,8 +238,13 @@ def train(
     seed: int,
     factors: dict[int, float] | None = None,
     rate: float = RATE,
+    curve: list[list[float]] | None = None,
 ) -> Result:
-    """Train ``model`` in place; ``factors`` say by how much it becomes wider before an epoch."""
+    """Train ``model`` in place; ``factors`` say by how much it becomes wider before an epoch.
+
+    Of each epoch ``curve`` gets the losses on training, while it learned, and on validation, and
+    the score on validation.
+    """
     parts = data.part(slice(samples)), data.part(slice(samples, samples + VALIDATION))
     test = data.part(slice(samples + VALIDATION, None))
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
@@ -251,14 +256,24 @@ def train(
         if factors and epoch in factors:
             operations += widened(model, factors[epoch], parts[0], optimizer, seed + epoch)
             per_sample = operations_of(model, parts[0].x)
+        losses = []
         for rows in torch.randperm(samples, generator=generator).split(BATCH):
             if len(rows) < 2:  # too few for a batch norm
                 continue
             optimizer.zero_grad()
-            loss_of(model(parts[0].x[rows]), parts[0].y[rows]).backward()
+            loss = loss_of(model(parts[0].x[rows]), parts[0].y[rows])
+            loss.backward()
             optimizer.step()
+            losses.append(loss.detach())
         schedule.step()
         operations += samples * per_sample
+        if curve is not None:
+            with torch.no_grad():
+                model.eval()
+                held_out = loss_of(model(parts[1].x), parts[1].y)
+                model.train()
+            row = float(torch.stack(losses).mean()), float(held_out), score(model, parts[1])
+            curve.append(list(row))
     return Result(score(model, parts[1]), score(model, test), parameter_count(model), operations)
 
 
@@ -290,7 +305,26 @@ def outcomes(host: Host, orders: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
     }
 
 
-def _played(host: Host, data: Split, small: nn.Module, plan: Plan, order: int) -> Result:
+def looks(host: Host) -> list[list[list[float]]]:
+    """The curves of training at each of ``FACTORS``, in the first order of the data."""
+    data = host.data()
+    small = host.build(data)
+    if host.trained:
+        train(small, data, host.samples, PRETRAINING, host.seed)
+    curves: list[list[list[float]]] = [[] for _ in FACTORS]
+    for factor, curve in zip(FACTORS, curves, strict=True):
+        _played(host, data, small, Plan(factor), 1, curve)
+    return curves
+
+
+def _played(
+    host: Host,
+    data: Split,
+    small: nn.Module,
+    plan: Plan,
+    order: int,
+    curve: list[list[float]] | None = None,
+) -> Result:
     seed = 1000 * order + host.seed
     if plan.static:
         model = host.build(data, plan.static, order)
@@ -304,7 +338,7 @@ def _played(host: Host, data: Split, small: nn.Module, plan: Plan, order: int) -
     first = 0 if host.trained else max(1, round(BEGIN * host.epochs))
     second = max(first + 1, round(AGAIN * host.epochs))
     factors = {second: plan.second, first: plan.first}
-    return train(model, data, host.samples, host.epochs, seed, factors)
+    return train(model, data, host.samples, host.epochs, seed, factors, curve=curve)
 
 
 def utility(result: dict[str, Any], host: dict[str, Any], split: str = "test") -> float:

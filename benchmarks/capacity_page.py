@@ -9,6 +9,7 @@ too. What was played is kept in ``runs/capacity``, and is not played again.
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,8 +19,11 @@ import capacity_held_out
 import numpy as np
 import torch
 from capacity import RULES, Floats, Outcomes, costs, gains_by_width, scores
-from capacity_hosts import FACTORS, VALIDATION, Host, further, outcomes, utility
+from capacity_hosts import FACTORS, VALIDATION, Host, further, looks, outcomes, utility
+from capacity_looks import LOOKS, TRIALS, WEIGHTS, by_looks, trial
 from reporting import kept, made_on, new_parser, publish, table
+
+from esper.own_models.width_search import TRIAL
 
 WORK = Path("runs/capacity")
 HOSTS, HELD_OUT, FOLDS = 400, 300, 10
@@ -30,7 +34,7 @@ RULE = next(name for name in RULES if "ships" in name)
 
 
 def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]:
-    """The outcomes of all hosts, with those of ``further``."""
+    """The outcomes of all hosts, with those of ``further`` and ``looks``."""
     hosts = []
     for number in range(count):
         host = draw(number)
@@ -38,7 +42,8 @@ def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]
             continue
         one = kept(WORK / name / f"{number}.json", partial(outcomes, host))
         more = kept(WORK / f"{name}-further" / f"{number}.json", partial(further, host))
-        hosts.append(one | {"further": more})
+        curves = kept(WORK / f"{name}-looks" / f"{number}.json", partial(looks, host))
+        hosts.append(one | {"further": more, "curves": curves})
     return hosts
 
 
@@ -152,6 +157,35 @@ def tuned_table(groups: dict[str, list[Outcomes]], hosts: list[Outcomes]) -> str
     return table(heads, rows)
 
 
+def look_table(groups: dict[str, tuple[list[Outcomes], list[Outcomes]]]) -> str:
+    """Utilities of forests above one that sees nothing of a training, by what they see."""
+    columns = {name: by_looks(*pair) for name, pair in groups.items()}
+    rows = []
+    for look in LOOKS:
+        cells = [
+            points(column[look])
+            if look == "nothing"
+            else points(column[look] - column["nothing"], "+.1f")
+            for column in columns.values()
+        ]
+        rows.append((look, *cells))
+    return table(("a forest that sees", *groups), rows)
+
+
+def trial_table(groups: dict[str, tuple[list[Outcomes], list[Outcomes]]]) -> str:
+    """What a trial adds to the choice of the table, and its operations."""
+    rows = []
+    for share, weight in product(TRIALS, WEIGHTS):
+        cells = []
+        for hosts, lessons in groups.values():
+            gains, ratios = trial(hosts, lessons, share, weight)
+            cells += [points(gains, "+.1f"), f"{fmean(ratios):.2f}"]
+        ships = " (ships)" if (share, weight) == (TRIAL, 0.5) else ""
+        rows.append((f"{share:.0%}{ships}", weight, *cells))
+    heads = [text for name in groups for text in (name, "operations")]
+    return table(("epochs", "counts", *heads), rows)
+
+
 def main() -> None:
     """Play what was not played, and write the page."""
     arguments = new_parser(__doc__).parse_args()
@@ -159,17 +193,22 @@ def main() -> None:
     home = played("home", capacity.drawn, HOSTS)
     held_out = played("held-out", capacity_held_out.drawn, HELD_OUT)
     tables, gates = [], []
+    seen: dict[str, tuple[list[Outcomes], list[Outcomes]]] = {}
+    tried: dict[str, tuple[list[Outcomes], list[Outcomes]]] = {}
     for trained in (False, True):
         lessons = [host for host in home if host["trained"] == trained]
         foreign = [host for host in held_out if host["trained"] == trained]
         rest = [host for host in home if host["trained"] != trained]
+        kind = "trained" if trained else "from scratch"
+        for name, hosts in (("home", lessons), ("held out", foreign)):
+            seen[f"{kind}, {name}"], tried[f"{kind}, {name}"] = (hosts, lessons), (hosts, home)
         here, there = (all_columns(part, lessons, rest) for part in (lessons, foreign))
         tables.append(
             rung_table({f"home, {len(lessons)}": here, f"held out, {len(foreign)}": there})
         )
         for other in ("best constant", RULE):
             above = points(there["clairvoyant, all plans"] - there[other], "+.1f")
-            gates.append(("trained" if trained else "from scratch", other, above))
+            gates.append((kind, other, above))
     groups = {"home": home, "held out": held_out}
     trained_groups = {name: [h for h in part if h["trained"]] for name, part in groups.items()}
     gains = [
@@ -179,6 +218,7 @@ def main() -> None:
     parts = [
         "## From scratch", tables[0], "## Arrived trained", tables[1],
         "## Every arm with its own rate", tuned_table(trained_groups, home),
+        "## What looking adds", look_table(seen), "## What a trial adds", trial_table(tried),
         "## The gate", table(("hosts", "clairvoyant above", "points"), gates),
         "## The table of gains", table(("width", *FACTORS[1:]), gains), made_on(),
     ]  # fmt: skip

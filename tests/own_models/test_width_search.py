@@ -4,6 +4,8 @@ import copy
 import math
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count
 from esper.leyline.errors import UsageError
 from esper.own_models import width_search
 from esper.own_models.new_units import Proposal, propose
+from esper.own_models.objectives import Evaluator, Validation
 from esper.own_models.options import GrowOptions
+from esper.own_models.training_loop import Training
 from esper.own_models.written_code import rebuilding_code
 from own_modules import loader
 from wide_modules import HOSTS, multilayer, sequences
@@ -209,24 +213,22 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("policy", "changes"),
-    [
-        ("widen", ("0: 4 -> 32 channels", "0: 4 -> 18 channels")),
-        ("deepen", ("1: 2 -> 4 blocks", "1: 2 -> 4 blocks")),
-    ],
+    ("policy", "change"), [("widen", "0: 4 -> 32 channels"), ("deepen", "1: 2 -> 4 blocks")]
 )
 @pytest.mark.parametrize("trial", [1, 2])
 def test_what_does_harm_is_taken_back_to_the_bit(
-    policy: str, changes: tuple[str, ...], trial: int, monkeypatch: pytest.MonkeyPatch
+    policy: str, change: str, trial: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (-2.0, -1.0))
-    monkeypatch.setattr(width_search, "TRIAL", trial / 12)
+    monkeypatch.setattr(width_search, "expected_worth", lambda *_: -1.0)
+    for name in ("TRIAL", "BLOCK_TRIAL"):
+        monkeypatch.setattr(width_search, name, trial / 12)
     torch.manual_seed(0)
     module = residual() if policy == "deepen" else multilayer()
     refused, never = grown(copy.deepcopy(module), policy=policy), grown(module, policy="never")
     lines = [line for record in refused.history for line in record.actions]
-    assert sum("is taken back" in line for line in lines) == width_search.TRIALS
-    assert all(any(change in line for line in lines) for change in changes)
+    assert sum("is taken back" in line for line in lines) == 1
+    assert any(change in line for line in lines)
     assert not refused.grew
     assert not refused.copies
     state = never.model.state_dict()
@@ -235,20 +237,33 @@ def test_what_does_harm_is_taken_back_to_the_bit(
 
 
 @pytest.mark.parametrize("policy", ["widen", "deepen"])
-def test_further_epochs_of_a_trial_are_learned_again_in_the_same_bits(
+def test_what_a_trial_learned_is_kept_or_learned_again_in_the_same_bits(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (1.0, 2.0))
     monkeypatch.setattr(width_search, "LONGER", 13)
-    results, lines = [], []
-    for trial in (1, 3):
-        monkeypatch.setattr(width_search, "TRIAL", trial / 12)
+    results, lines, epochs = [], [], []
+    real = Training.epoch
+
+    def counted(training: Training) -> float:
+        epochs[-1] += 1
+        return real(training)
+
+    monkeypatch.setattr(Training, "epoch", counted)
+    for trial, largest in ((1, 10_000), (3, 10_000), (3, 0)):
+        for name in ("TRIAL", "BLOCK_TRIAL"):
+            monkeypatch.setattr(width_search, name, trial / 12)
+        monkeypatch.setattr(width_search, "AHEAD", largest)
+        epochs.append(0)
         results.append(grown_by(policy, epochs=12))
         lines += [line for r in results[-1].history for line in r.actions if "with and" in line]
+    assert epochs == [12 + 1, 12 + 3, 12 + 3 + 2]
     assert ["after an epoch" in lines[0], "after 3 epochs" in lines[1]] == [True, True]
-    assert [r.loss for r in results[0].history] == [r.loss for r in results[1].history]
     state = results[0].model.state_dict()
-    assert all(torch.equal(v, state[n]) for n, v in results[1].model.state_dict().items())
+    for result in results[1:]:
+        assert [r.loss for r in result.history] == [r.loss for r in results[0].history]
+        assert [r.train_loss for r in result.history] == [r.train_loss for r in results[0].history]
+        assert all(torch.equal(v, state[n]) for n, v in result.model.state_dict().items())
 
 
 def test_the_higher_the_price_the_fewer_channels() -> None:
@@ -279,12 +294,53 @@ def test_the_higher_the_price_the_fewer_channels() -> None:
         assert counts[-1] == 0
 
 
+@pytest.mark.parametrize(
+    ("prior", "trial", "stays"),
+    [(0.1, -0.05, True), (0.1, -0.15, False), (-0.2, 0.25, True), (-0.2, 0.15, False)],
+)
+def test_prior_and_trial_count_alike(
+    prior: float, trial: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both after the price: the module grows where their sum is above 0."""
+    price = math.log(parameter_count(grown().model) / parameter_count(multilayer()))
+    validations = iter([0.5, 0.5, 0.5 + trial + 0.01 * price])
+
+    def validate(evaluator: Evaluator) -> Validation:
+        result = real(evaluator)
+        accuracy = next(validations, None)
+        return result if accuracy is None else replace(result, accuracy=accuracy)
+
+    real = Evaluator.__call__
+    monkeypatch.setattr(Evaluator, "__call__", validate)
+    monkeypatch.setattr(width_search, "expected_worth", lambda *_: prior)
+    assert grown(epochs=2, price=0.01, best_epoch=False).grew == stays
+
+
+def test_the_expected_worth_is_the_gain_of_the_table_minus_the_price() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(2, 6)
+    with torch.no_grad():
+        (group,), _ = channel_groups(model, lambda: model(x))
+    row = (0.0, *width_prior.GAINS[6])
+    for count in range(1, 50):
+        factor = 1.0 + count / 5
+        wide = nn.Sequential(nn.Linear(6, 5 + count), nn.Linear(5 + count, 3))
+        i = max(sum(each <= factor for each in width_prior.FACTORS), 0)
+        gain = row[-1]
+        if i < 4:
+            low, high = (1.0, *width_prior.FACTORS)[i : i + 2]
+            gain = row[i] + (row[i + 1] - row[i]) * math.log(factor / low) / math.log(high / low)
+        expected = gain - 0.03 * math.log(parameter_count(wide) / parameter_count(model))
+        worth = width_prior.expected_worth(model, {group: count}, 0.03)
+        assert worth == pytest.approx(expected, abs=1e-9)
+
+
 def test_decisions_take_at_most_half_of_the_epochs() -> None:
     """An epoch or more with and without, of which all but one is trained again."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-    for epochs in range(2, 200):
-        search = width_search.WidthSearch(model, GrowOptions(policy="widen", epochs=epochs), 0)
-        assert search.most * (2 * search.trial - 1) <= epochs / 2
+    for epochs, deepens in product(range(2, 200), (False, True)):
+        options = GrowOptions(policy="deepen" if deepens else "widen", epochs=epochs)
+        search = width_search.WidthSearch(model, options, 0, deepens)
+        assert 2 * search.trial - 1 <= epochs / 2
         assert search.trial >= (2 if epochs >= 12 else 1)
 
 
@@ -359,8 +415,8 @@ def test_a_limit_of_parameters_holds_and_wide_layers_stay() -> None:
     assert any("wide enough" in line for r in result.history for line in r.actions)
 
 
-@pytest.mark.parametrize(("epochs", "trials"), [(1, 0), (2, 1), (3, 1), (4, 2)])
-def test_trials_cost_at_most_half_of_training(
+@pytest.mark.parametrize(("epochs", "trials"), [(1, 0), (2, 1), (3, 1), (4, 1)])
+def test_a_training_has_one_trial(
     epochs: int, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 0
@@ -371,6 +427,7 @@ def test_trials_cost_at_most_half_of_training(
         return -2.0, -1.0
 
     monkeypatch.setattr(width_search, "interval", refuse)
+    monkeypatch.setattr(width_search, "expected_worth", lambda *_: -1.0)
     result = grown(epochs=epochs)
     assert count == trials
     assert bool(trials) or "a single epoch" in result.history[0].actions[0]

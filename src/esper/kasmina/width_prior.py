@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from math import log
 
+import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
@@ -47,6 +48,19 @@ def planned_counts(
         if choice and counts[choice - 1][group]:
             plan[group] = counts[choice - 1][group]
     return plan
+
+
+def expected_worth(model: nn.Module, counts: Mapping[ChannelGroup, int], price: float) -> float:
+    """What so many new channels add to the score by ``GAINS``, minus what they cost.
+
+    Between factors the gain is linear in their logarithm; of several groups it is the mean.
+    """
+    gains = []
+    for group, count in counts.items():
+        row = next((g for width, g in GAINS.items() if group.channels <= width), (0.0,) * 4)
+        factors = [0.0, *map(log, FACTORS)]
+        gains.append(np.interp(log(1.0 + count / group.channels), factors, [0.0, *row]))
+    return float(np.mean(gains)) - price * log(wider_size(model, counts) / parameter_count(model))
 
 
 def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:

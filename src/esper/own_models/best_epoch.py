@@ -68,8 +68,7 @@ class BestEpoch:
 
     def state_dict(self) -> dict[str, Any]:
         """What a later process needs; the module before it grew is not part of it."""
-        names = ("epoch", "worth", "copies", "_state")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("epoch", "worth", "copies", "_state")}
 
     def load_state_dict(self, content: dict[str, Any]) -> None:
         """The inverse of ``state_dict``."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,7 +90,5 @@ def interval(first: SampleValues | None, second: SampleValues | None) -> tuple[f
         target = first.target[index]
         one = float(first.metric(first.prediction[index], target))
         values.append(one - float(second.metric(second.prediction[index], target)))
-    low, high = torch.tensor(values, dtype=torch.float64).quantile(
-        torch.tensor([0.025, 0.975], dtype=torch.float64)
-    )
+    low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)

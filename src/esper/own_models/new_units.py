@@ -169,8 +169,7 @@ def _pursuit(
     for reader in readers:
         reader.explain(list(range(host)))
     total = sum(reader.remainder for reader in readers)
-    indices: list[int] = []
-    total_gain = 0.0
+    indices, total_gain = list[int](), 0.0
     for _ in range(count):
         gains = torch.stack([reader.gains() for reader in readers]).sum(0)
         gains[:host] = -1.0

@@ -1,10 +1,11 @@
 """The policies ``widen`` and ``deepen``: larger layers, or more blocks, while a module trains.
 
-How much a layer is widened comes from a prior (``factor``), and a stack of up to ``MOST_BLOCKS``
-blocks becomes twice as deep. Whether the larger network may stay comes from a counterfactual: a
-twentieth of the epochs, of twelve at least two, is trained from the same state with and without, on
-the same minibatches with the same random numbers, and both are validated. What costs more than half
-of what these epochs gain is taken back, to the bit.
+How much a layer is widened comes from a prior, ``width_prior``; a stack of up to ``MOST_BLOCKS``
+blocks becomes twice as deep. Whether the larger network stays comes from a counterfactual: some
+epochs are trained from the same state with and without, on the same minibatches with the same
+random numbers, and both are validated. Of layers the prior counts as much as the trial: early gains
+understate late ones. Blocks may cost half of what the trial gains. What is refused is taken back,
+to the bit.
 """
 
 import copy
@@ -21,10 +22,11 @@ from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import Widening, parameter_count, resize, widen
-from esper.kasmina.width_prior import planned_counts, wider_size
+from esper.kasmina.width_prior import expected_worth, planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import copied_state
+from esper.own_models.growth_result import price_of
 from esper.own_models.new_units import BATCHES, Proposal, propose
 from esper.own_models.objectives import Evaluator, Validation, autocast
 from esper.own_models.options import GrowOptions
@@ -47,17 +49,16 @@ MOST_BLOCKS = 6
 """Blocks up to which a stack becomes twice as deep."""
 BEGIN = 0.1
 """Share of the epochs after which layers are widened; a late widening gains less."""
-TRIALS = 2
-"""Most decisions of a training; after a refusal, the next one adds half as much."""
-TRIAL, LONGER = 0.05, 12
-"""Share of the epochs that a decision trains, at least two of ``LONGER``: the first disturbs."""
+TRIAL, BLOCK_TRIAL, LONGER = 0.2, 0.05, 12
+"""Share of the epochs that try layers or blocks, at least two of ``LONGER``: the first disturbs."""
+AHEAD = 10_000_000
+"""Parameters up to which what a trial learned is kept; a larger network learns it again."""
 SAMPLES = 4
 """Samples of the recorded forward pass, whose activations stay in memory."""
 EXACT = 1e-5
 """Largest difference of outputs, relative to their size, that a widening may make."""
 
 
-Run = Callable[[], Any]
 Structure = TypeVar("Structure")
 
 
@@ -80,13 +81,11 @@ class WidthSearch:
 
     def __init__(self, model: nn.Module, options: GrowOptions, seed: int, deepens: bool = False):
         self.model, self.options, self.seed, self.epochs = model, options, seed, options.epochs
-        self.lines: list[str] = []
-        self.copies: list[tuple[str, int]] = []
-        self.deepens = deepens
-        self.number, self.trials, self.scale = 0, 0, 1.0
-        # Trials take at most half of the time of training.
-        self.trial = max(2 if self.epochs >= LONGER else 1, round(TRIAL * self.epochs))
-        self.next, self.most = round(BEGIN * self.epochs), min(TRIALS, self.epochs // 2)
+        self.lines, self.copies, self.deepens = list[str](), list[tuple[str, int]](), deepens
+        self.number, self.ahead = 0, list[tuple["_Snapshot", float]]()
+        # A trial takes at most half of the time of training.
+        share, least = BLOCK_TRIAL if deepens else TRIAL, 2 if self.epochs >= LONGER else 1
+        self.trial = max(least, round(share * self.epochs))
         names = [name for name, _ in model.named_modules() if name]
         for slot in options.slots or ():
             if slot not in names:
@@ -95,15 +94,13 @@ class WidthSearch:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the search stands; the sizes of the layers are those of the module's state."""
-        names = ("number", "trials", "next", "scale", "copies")
-        return {name: getattr(self, name) for name in names}
+        return {"number": self.number, "copies": self.copies}
 
     def load_state_dict(
         self, content: dict[str, Any], state: dict[str, Any], training: Training
     ) -> None:
         """The inverse of ``state_dict``; gives the module the sizes that ``state`` has."""
-        for name, value in content.items():
-            setattr(self, name, value)
+        self.number, self.copies = content["number"], content["copies"]
         for container, index in self.copies:
             deepen(self.model, container, index, optimizer=training.optimizer)
         resize(self.model, state, training.optimizer)
@@ -116,54 +113,62 @@ class WidthSearch:
         """
         self.lines, number = [], self.number
         self.number += 1
-        if number != self.next or self.trials == self.most:
-            if number == 0 and self.most == 0:
-                self._say_nothing({}, "a single epoch leaves no time for a trial")
+        if self.ahead:
+            return self._go_ahead()
+        if self.epochs < 2:
+            self._say_nothing({}, "a single epoch leaves no time for a trial")
+        if self.epochs < 2 or number != round(BEGIN * self.epochs):
             return training.epoch()
-        self.trials += 1
-        self.next = max(number + 1, round(2.5 * number))
         loaders = tuple(loaders)
         before = _Snapshot(training, loaders)
         batches = _batches(training)
-        plan = self._repeats(batches) if self.deepens else self._counts(batches)
+        plan: Any = self._repeats(batches) if self.deepens else self._counts(batches)
         if not plan:
-            self.trials = self.most
             return training.epoch()
-        earlier, loss = validate(), training.epoch()
+        price = self.options.price
+        prior = None if self.deepens else expected_worth(self.model, plan, price)
+        size, earlier, loss = parameter_count(self.model), validate(), training.epoch()
         ending = _Snapshot(training, loaders)
-        losses = [training.epoch() for _ in range(1, self.trial)]
+        for _ in range(1, self.trial):
+            training.epoch()
         without, values = validate(), sample_values(validate)
         before.restore()
-        changes: Sequence[Widening | Deepening]
-        if isinstance(plan, dict):
-            changes = self._widen(plan, batches, training)
-        else:
-            changes = self._deepen(plan, batches, training)
+        grow: Callable[..., Sequence[Widening | Deepening]]
+        grow = self._deepen if self.deepens else self._widen
+        changes = grow(plan, batches, training)
         if not changes:
             ending.restore()
             return loss
-        wide_loss = training.epoch()
-        wide_ending = _Snapshot(training, loaders) if losses else None
-        losses = [training.epoch() for _ in losses]  # learned again if it stays
+        endings: list[tuple[_Snapshot, float]] = []
+        for _ in range(self.trial):
+            wide_loss = training.epoch()
+            if not endings or parameter_count(self.model) <= AHEAD:  # else learned again
+                endings.append((_Snapshot(training, loaders), wide_loss))
         wide, bounds = validate(), interval(sample_values(validate), values)
-        # A wider network that learns half as fast for an epoch has often won by the end.
-        tolerance = max((without.net - earlier.net) / 2.0, 0.0)
         best = wide.net - without.net
-        if bounds is not None and without.unit != "metric":
-            best = bounds[1]
-        elif bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
-            best = 0.0
-        stays = isfinite(wide.loss) and best >= -tolerance
-        self.lines.append(_report(without, wide, bounds, stays, self.trial))
+        if prior is not None:
+            best += prior - price_of(price, size, parameter_count(self.model))
+        else:
+            if bounds is not None and without.unit != "metric":
+                best = bounds[1]
+            elif bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
+                best = 0.0
+            # A deeper network that learns half as fast for an epoch has often won by the end.
+            best += max((without.net - earlier.net) / 2.0, 0.0)
+        stays = best >= 0.0 and isfinite(wide.loss)
+        self.lines.append(_report(without, wide, bounds, stays, self.trial, prior))
         if stays:
-            self.trials = self.most
-            if wide_ending is not None:
-                wide_ending.restore()
-            return wide_loss
-        self.scale /= 2.0
+            self.ahead = endings
+            return self._go_ahead()
         for change in changes[::-1]:
             change.undo()
         self.copies = []
+        ending.restore()
+        return loss
+
+    def _go_ahead(self) -> float:
+        """To the end of the next epoch that was learned in the trial; the loss of that epoch."""
+        ending, loss = self.ahead.pop(0)
         ending.restore()
         return loss
 
@@ -202,11 +207,9 @@ class WidthSearch:
             changes = []
             # From the end, so that the places before stay what they are.
             for each in sorted(plan, key=lambda repeat: -repeat.index):
-                change = deepen(
-                    self.model, each.container, each.index, each.zeros, training.optimizer
-                )
-                changes.append(change)
-                self.copies.append((each.container, each.index))
+                place = each.container, each.index
+                changes.append(deepen(self.model, *place, each.zeros, training.optimizer))
+                self.copies.append(place)
             after = call(self.model, inputs)
         if not _equal(before, after):
             for change in reversed(changes):
@@ -222,7 +225,9 @@ class WidthSearch:
         return changes
 
     def _structure(
-        self, batches: list[tuple[Any, Any]], search: Callable[[nn.Module, Run], Structure]
+        self,
+        batches: list[tuple[Any, Any]],
+        search: Callable[..., Structure],
     ) -> Structure:
         """What a search finds in the module by its forward pass on a few samples."""
         inputs = batches[0][0]
@@ -265,8 +270,7 @@ class WidthSearch:
             groups = [
                 each for each in groups if any(below(n, s) for n in each.writers for s in slots)
             ]
-        plan = planned_counts(self.model, groups, price)
-        counts = {group: round(self.scale * n) for group, n in plan.items() if self.scale * n >= 1}
+        counts = planned_counts(self.model, groups, price)
         while most is not None and counts and wider_size(self.model, counts) > most:
             counts = {group: count // 2 for group, count in counts.items() if count > 1}
         if not counts:
@@ -322,15 +326,16 @@ def _report(
     bounds: tuple[float, float] | None,
     stays: bool,
     epochs: int,
+    prior: float | None,
 ) -> str:
     """Why the larger network stays or not."""
     percent = without.unit == "accuracy"
     scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
-    text = ""
-    if bounds is not None:
-        low, high = (f"{scale * bound:+.{digits}f}" for bound in bounds)
-        text = f" [{low}, {high}]"
+    ends = [f"{scale * bound:+.{digits}f}" for bound in bounds or ()]
+    text = f" [{', '.join(ends)}]" if ends else ""
     difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{text} {unit}"
     answer = "stays" if stays else "is taken back"
     time = "an epoch" if epochs == 1 else f"{epochs} epochs"
-    return f"{difference} after {time} with and without them: the larger network {answer}"
+    if prior is not None:
+        time += f", and {scale * prior:+.{digits}f} expected after the price"
+    return f"{difference} with and without them after {time}: the larger network {answer}"

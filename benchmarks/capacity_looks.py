@@ -1,0 +1,120 @@
+"""What looking at a training adds to a rule of widening, and what a trial adds; for the page."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from capacity import COUNT, Floats, Outcomes, costs, features, gains_by_width, lookup, scores
+from sklearn.ensemble import ExtraTreesRegressor
+
+from esper.own_models.width_search import TRIAL
+
+FOLDS = 10
+BEGIN = 0.1
+"""Share of the epochs after which a host from scratch becomes wider."""
+TRIALS, WEIGHTS = (0.05, 0.1, 0.15, TRIAL, 0.25, 0.4), (0.3, 0.5, 0.7)
+"""Shares of the epochs that a trial takes, and what its result counts beside the table."""
+Look = Callable[[Outcomes], list[float]]
+
+
+def _row(host: Outcomes, share: float) -> int:
+    """The last epoch within a share of them, from 0."""
+    return min(max(1, round(share * host["epochs"])), host["epochs"]) - 1
+
+
+def _losses(host: Outcomes) -> float:
+    """The loss of a guess, by which others are divided."""
+    return math.log(host["outputs"]) if host["outputs"] > 1 else 1.0
+
+
+def curve(share: float, host: Outcomes) -> list[float]:
+    """Losses, score, their gap and slopes of the narrow network up to a share of the epochs."""
+    end, rows, unit = _row(host, share), np.array(host["curves"][0]), _losses(host)
+    first, half, now = rows[0], rows[end // 2], rows[end]
+    slopes = (half - now)[:2] / unit
+    return [*now[:2] / unit, now[2], (now[1] - now[0]) / unit, *slopes, first[0] / unit]
+
+
+def beside(share: float, host: Outcomes) -> list[float]:
+    """``curve``, and how 2 and 8 times as wide differ from it."""
+    end, unit = _row(host, share), _losses(host)
+    narrow, two, eight = (np.array(host["curves"][i])[end] for i in (0, 2, 4))
+    seen = [((wide - narrow) / (unit, unit, 1.0)).tolist() for wide in (two, eight)]
+    return [*curve(share, host), *seen[0], *seen[1]]
+
+
+LOOKS: dict[str, Look] = {"nothing": lambda _: []}
+for share in (0.1, 0.2, 0.5):
+    LOOKS[f"its losses and scores up to {share:.0%} of training"] = partial(curve, share)
+for share in (0.15, 0.25, 0.35, 0.5):
+    LOOKS[f"the same up to {share:.0%}, and of 2 and 8 times as wide beside it"] = partial(
+        beside, share
+    )
+"""What a forest sees of a training, beside shape, samples, classes and steps."""
+
+
+def forest(look: Look, lessons: list[Outcomes], hosts: list[Outcomes]) -> list[int]:
+    """Which of the factors is taken for each host by a forest that was learned on ``lessons``."""
+
+    def row(host: Outcomes) -> list[float]:
+        return features(host, looks=False) + look(host)
+
+    model = ExtraTreesRegressor(400, min_samples_leaf=4, random_state=0)
+    targets = [scores(host)[1:] - scores(host)[0] for host in lessons]
+    gains = model.fit(list(map(row, lessons)), targets).predict(list(map(row, hosts)))
+    pairs = zip(hosts, gains, strict=True)
+    return [int((np.array([0.0, *gain]) - costs(host)).argmax()) for host, gain in pairs]
+
+
+def worth(hosts: list[Outcomes], choices: list[int]) -> Floats:
+    """The utilities of choices of factors."""
+    pairs = zip(hosts, choices, strict=True)
+    return np.array([(scores(host) - costs(host))[choice] for host, choice in pairs])
+
+
+def by_looks(hosts: list[Outcomes], lessons: list[Outcomes]) -> dict[str, Floats]:
+    """Utilities by what the forest sees, cross-validated where ``hosts`` are the lessons."""
+    columns = {}
+    for name, look in LOOKS.items():
+        if hosts is not lessons:
+            columns[name] = worth(hosts, forest(look, lessons, hosts))
+            continue
+        columns[name] = np.zeros(len(hosts))
+        for rows in np.array_split(np.random.default_rng(0).permutation(len(hosts)), FOLDS):
+            left = set(rows.tolist())
+            rest = [host for i, host in enumerate(hosts) if i not in left]
+            part = [hosts[i] for i in rows]
+            columns[name][rows] = worth(part, forest(look, rest, part))
+    return columns
+
+
+def trial(
+    hosts: list[Outcomes], lessons: list[Outcomes], share: float, weight: float
+) -> tuple[Floats, Floats]:
+    """What a trial adds to the utility of the table's choice, and the operations that it takes.
+
+    The narrow and the wide network are trained for a share of the epochs; the wide one stays where
+    the mean, so weighted, of what validation shows and what the table expects is above the price.
+
+    Returns:
+        ``[hosts]`` each, the second relative to training without a trial.
+    """
+    choose, table = lookup(lessons), gains_by_width(lessons)
+    gains, ratios = [], []
+    for host in hosts:
+        choice, worths = choose(host), scores(host) - costs(host)
+        operations = [plan["operations"] for plan in host["plans"][0][:COUNT]]
+        begin = 0 if host["trained"] else max(1, round(BEGIN * host["epochs"]))
+        length = max(2 if host["epochs"] >= 12 else 1, round(share * host["epochs"]))
+        end = min(begin + length, host["epochs"]) - 1
+        narrow, wide = (host["curves"][i][end][2] for i in (0, choice))
+        row = next(table[width] for width in table if host["width"] <= width)
+        expected = [0.0, *row][choice]
+        stays = weight * (wide - narrow) + (1.0 - weight) * expected >= costs(host)[choice]
+        result = choice if stays else 0
+        gains.append(worths[result] - worths[choice])
+        of_narrow, of_wide = operations[0], operations[choice]
+        loser = (of_narrow if stays else of_wide) * length / host["epochs"]
+        ratios.append((operations[result] + (loser if choice else 0.0)) / of_wide)
+    return np.array(gains), np.array(ratios)
