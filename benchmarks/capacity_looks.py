@@ -6,13 +6,12 @@ from functools import partial
 
 import numpy as np
 from capacity import COUNT, Floats, Outcomes, costs, features, gains_by_width, lookup, scores
+from scipy.stats import spearmanr
 from sklearn.ensemble import ExtraTreesRegressor
 
-from esper.own_models.width_search import TRIAL
+from esper.own_models.width_search import BEGIN, LONGER, TRIAL
 
 FOLDS = 10
-BEGIN = 0.1
-"""Share of the epochs after which a host from scratch becomes wider."""
 TRIALS, WEIGHTS = (0.05, 0.1, 0.15, TRIAL, 0.25, 0.4), (0.3, 0.5, 0.7)
 """Shares of the epochs that a trial takes, and what its result counts beside the table."""
 Look = Callable[[Outcomes], list[float]]
@@ -89,6 +88,37 @@ def by_looks(hosts: list[Outcomes], lessons: list[Outcomes]) -> dict[str, Floats
     return columns
 
 
+def _length(host: Outcomes, share: float) -> int:
+    """Epochs of a trial."""
+    return max(2 if host["epochs"] >= LONGER else 1, round(share * host["epochs"]))
+
+
+def _difference(host: Outcomes, choice: int, length: int) -> float:
+    """The score on validation of the wide network after a trial, minus that of the narrow one."""
+    begin = 0 if host["trained"] else max(1, round(BEGIN * host["epochs"]))
+    end = min(begin + length, host["epochs"]) - 1
+    return float(host["curves"][choice][end][2] - host["curves"][0][end][2])
+
+
+def _expected(host: Outcomes, choice: int, table: dict[int, list[float]]) -> float:
+    """What the table expects of a factor."""
+    row = next(table[width] for width in table if host["width"] <= width)
+    return [0.0, *row][choice]
+
+
+def correlations(hosts: list[Outcomes], lessons: list[Outcomes]) -> list[float]:
+    """Rank correlations of predictions with what the largest factor adds to the score on test.
+
+    The predictions are those of the table, of a trial and of the mean of both.
+    """
+    table, largest = gains_by_width(lessons), COUNT - 1
+    truth = [scores(host)[largest] - scores(host)[0] for host in hosts]
+    expected = np.array([_expected(host, largest, table) for host in hosts])
+    trials = np.array([_difference(host, largest, _length(host, TRIAL)) for host in hosts])
+    columns = expected, trials, (expected + trials) / 2.0
+    return [float(spearmanr(column, truth).statistic) for column in columns]
+
+
 def trial(
     hosts: list[Outcomes], lessons: list[Outcomes], share: float, weight: float
 ) -> tuple[Floats, Floats]:
@@ -105,13 +135,9 @@ def trial(
     for host in hosts:
         choice, worths = choose(host), scores(host) - costs(host)
         operations = [plan["operations"] for plan in host["plans"][0][:COUNT]]
-        begin = 0 if host["trained"] else max(1, round(BEGIN * host["epochs"]))
-        length = max(2 if host["epochs"] >= 12 else 1, round(share * host["epochs"]))
-        end = min(begin + length, host["epochs"]) - 1
-        narrow, wide = (host["curves"][i][end][2] for i in (0, choice))
-        row = next(table[width] for width in table if host["width"] <= width)
-        expected = [0.0, *row][choice]
-        stays = weight * (wide - narrow) + (1.0 - weight) * expected >= costs(host)[choice]
+        length = _length(host, share)
+        difference, expected = _difference(host, choice, length), _expected(host, choice, table)
+        stays = weight * difference + (1.0 - weight) * expected >= costs(host)[choice]
         result = choice if stays else 0
         gains.append(worths[result] - worths[choice])
         of_narrow, of_wide = operations[0], operations[choice]

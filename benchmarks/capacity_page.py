@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from capacity import RULES, Floats, Outcomes, costs, gains_by_width, scores
 from capacity_hosts import FACTORS, VALIDATION, Host, further, looks, outcomes, utility
-from capacity_looks import LOOKS, TRIALS, WEIGHTS, by_looks, trial
+from capacity_looks import LOOKS, TRIALS, WEIGHTS, by_looks, correlations, trial
 from reporting import kept, made_on, new_parser, publish, table
 
 from esper.own_models.width_search import TRIAL
@@ -30,6 +30,7 @@ HOSTS, HELD_OUT, FOLDS = 400, 300, 10
 FEWEST = 100
 """Samples on test below which a host is left out."""
 STATIC = "static network of the size that it chooses"
+RANK_HEADS = "rank correlation with what 8 times adds", "table", "trial", "mean of both"
 RULE = next(name for name in RULES if "ships" in name)
 
 
@@ -193,6 +194,7 @@ def main() -> None:
     home = played("home", capacity.drawn, HOSTS)
     held_out = played("held-out", capacity_held_out.drawn, HELD_OUT)
     tables, gates = [], []
+    ranks = []
     seen: dict[str, tuple[list[Outcomes], list[Outcomes]]] = {}
     tried: dict[str, tuple[list[Outcomes], list[Outcomes]]] = {}
     for trained in (False, True):
@@ -202,6 +204,7 @@ def main() -> None:
         kind = "trained" if trained else "from scratch"
         for name, hosts in (("home", lessons), ("held out", foreign)):
             seen[f"{kind}, {name}"], tried[f"{kind}, {name}"] = (hosts, lessons), (hosts, home)
+            ranks.append((f"{kind}, {name}", *(f"{x:.2f}" for x in correlations(hosts, home))))
         here, there = (all_columns(part, lessons, rest) for part in (lessons, foreign))
         tables.append(
             rung_table({f"home, {len(lessons)}": here, f"held out, {len(foreign)}": there})
@@ -219,6 +222,7 @@ def main() -> None:
         "## From scratch", tables[0], "## Arrived trained", tables[1],
         "## Every arm with its own rate", tuned_table(trained_groups, home),
         "## What looking adds", look_table(seen), "## What a trial adds", trial_table(tried),
+        "## Predicted and true gain", table(RANK_HEADS, ranks),
         "## The gate", table(("hosts", "clairvoyant above", "points"), gates),
         "## The table of gains", table(("width", *FACTORS[1:]), gains), made_on(),
     ]  # fmt: skip
