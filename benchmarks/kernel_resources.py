@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-os.environ["TRITON_INTERPRET"] = "0"  # before a kernel is imported
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"  # before a kernel is imported
 import torch
 import triton
 from reporting import made_on, new_parser, publish, table

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from policy_intervals import two_levels
 from reporting import table
 
-from esper.karn.intervals import two_levels
 from esper_lab.evaluation import RULES, WITHOUT_GROWING, Evaluation, Rung
 from esper_lab.ladder_steps import Points, Step, points, points_text, steps, units, verdict
 

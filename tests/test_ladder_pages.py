@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from esper.karn.intervals import interval, two_levels
+from esper.karn.intervals import Estimate, interval
 from esper.runtime.tasks import find
 from esper_lab.evaluation import LOOKING, Evaluation, Rung
 from esper_lab.plans import NEVER, PlannedSeed, library
@@ -63,8 +63,29 @@ def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
     ]
 
 
+@pytest.mark.parametrize(("policies", "groups"), [(3, 8), (5, 24), (24, 24)])
+@pytest.mark.parametrize("shares", [(1.0, 1.0, 1.0), (2.0, 0.3, 1.0), (0.0, 1.0, 1.0)], ids=str)
+def test_two_levels_contain_the_mean_over_policies_and_groups(policies, groups, shares) -> None:
+    from policy_intervals import two_levels
+
+    def covered(estimate: Estimate) -> float:
+        return float(((estimate.low <= 0.0) & (estimate.high >= 0.0)).mean())
+
+    generator = np.random.default_rng(7)
+    policy, group, rest = shares
+    values = policy * generator.normal(size=(2000, policies, 1))
+    values = values + group * generator.normal(size=(2000, 1, groups))
+    values = values + rest * generator.normal(size=(2000, policies, groups))
+    found = covered(two_levels(values))
+    assert 0.92 < found <= 1.0
+    if policy > group:
+        assert found < 0.98  # not merely wide
+        assert covered(interval(values.mean(1))) < 0.6  # one level is too narrow
+
+
 def test_intervals_of_policies_have_two_levels() -> None:
     from ladders import over_controllers
+    from policy_intervals import two_levels
 
     values = np.random.default_rng(2).normal(0.1, 0.05, (3, 12))
     values += np.array([[0.0], [0.2], [0.4]])

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from esper.karn import intervals
-from esper.karn.intervals import BOOTSTRAP_UNITS, group_means, interval, two_levels
+from esper.karn.intervals import BOOTSTRAP_UNITS, group_means, interval
 from esper.karn.report.drawing import blocks
 
 SAMPLES = 2000
@@ -32,21 +32,6 @@ def test_units_are_groups_where_environments_share_a_host() -> None:
     values = (hosts + 0.3 * generator.normal(size=hosts.shape)).reshape(SAMPLES, 32)
     assert coverage(interval(group_means(values, 4)), 0.0) == pytest.approx(0.95, abs=0.025)
     assert coverage(interval(values), 0.0) < 0.75  # environments are not independent
-
-
-@pytest.mark.parametrize(("policies", "groups"), [(3, 8), (5, 24), (24, 24)])
-@pytest.mark.parametrize("shares", [(1.0, 1.0, 1.0), (2.0, 0.3, 1.0), (0.0, 1.0, 1.0)], ids=str)
-def test_two_levels_contain_the_mean_over_policies_and_groups(policies, groups, shares) -> None:
-    generator = np.random.default_rng(7)
-    policy, group, rest = shares
-    values = policy * generator.normal(size=(SAMPLES, policies, 1))
-    values = values + group * generator.normal(size=(SAMPLES, 1, groups))
-    values = values + rest * generator.normal(size=(SAMPLES, policies, groups))
-    found = coverage(two_levels(values), 0.0)
-    assert 0.92 < found <= 1.0
-    if policy > group:
-        assert found < 0.98  # not merely wide
-        assert coverage(interval(values.mean(1)), 0.0) < 0.6  # one level is too narrow
 
 
 def test_few_units_have_the_interval_of_student() -> None:

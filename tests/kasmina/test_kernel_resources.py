@@ -25,10 +25,8 @@ SAMPLE = (
 )
 def test_kernels_compile_without_spills(options: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/kernel_resources.py", *options]
-    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run(
-        command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
-    )
+    there = {"cwd": ROOT, "env": os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}}
+    run = subprocess.run(command, **there, check=True, capture_output=True, text=True)
     heads, _, *rows = (
         [cell.strip() for cell in line.strip("| ").split("|")]
         for line in run.stdout.splitlines()

@@ -220,7 +220,7 @@ def test_what_does_harm_is_taken_back_to_the_bit(
     policy: str, change: str, trial: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(width_search, "interval", lambda *_: (-2.0, -1.0))
-    monkeypatch.setattr(width_search, "expected_worth", lambda *_: -1.0)
+    monkeypatch.setattr(width_search, "expected_gain", lambda *_: -1.0)
     for name in ("TRIAL", "BLOCK_TRIAL"):
         monkeypatch.setattr(width_search, name, trial / 12)
     torch.manual_seed(0)
@@ -312,26 +312,23 @@ def test_prior_and_trial_count_alike(
 
     real = Evaluator.__call__
     monkeypatch.setattr(Evaluator, "__call__", validate)
-    monkeypatch.setattr(width_search, "expected_worth", lambda *_: prior)
+    monkeypatch.setattr(width_search, "expected_gain", lambda *_: prior + 0.01 * price)
     assert grown(epochs=2, price=0.01, best_epoch=False).grew == stays
 
 
-def test_the_expected_worth_is_the_gain_of_the_table_minus_the_price() -> None:
+def test_the_expected_gain_is_that_of_the_table() -> None:
     model, x = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), torch.randn(2, 6)
     with torch.no_grad():
         (group,), _ = channel_groups(model, lambda: model(x))
     row = (0.0, *width_prior.GAINS[6])
     for count in range(1, 50):
         factor = 1.0 + count / 5
-        wide = nn.Sequential(nn.Linear(6, 5 + count), nn.Linear(5 + count, 3))
-        i = max(sum(each <= factor for each in width_prior.FACTORS), 0)
+        i = sum(each <= factor for each in width_prior.FACTORS)
         gain = row[-1]
         if i < 4:
             low, high = (1.0, *width_prior.FACTORS)[i : i + 2]
             gain = row[i] + (row[i + 1] - row[i]) * math.log(factor / low) / math.log(high / low)
-        expected = gain - 0.03 * math.log(parameter_count(wide) / parameter_count(model))
-        worth = width_prior.expected_worth(model, {group: count}, 0.03)
-        assert worth == pytest.approx(expected, abs=1e-9)
+        assert width_prior.expected_gain({group: count}) == pytest.approx(gain, abs=1e-9)
 
 
 def test_decisions_take_at_most_half_of_the_epochs() -> None:
@@ -427,7 +424,7 @@ def test_a_training_has_one_trial(
         return -2.0, -1.0
 
     monkeypatch.setattr(width_search, "interval", refuse)
-    monkeypatch.setattr(width_search, "expected_worth", lambda *_: -1.0)
+    monkeypatch.setattr(width_search, "expected_gain", lambda *_: -1.0)
     result = grown(epochs=epochs)
     assert count == trials
     assert bool(trials) or "a single epoch" in result.history[0].actions[0]

@@ -1,9 +1,8 @@
 """Means with 95 % intervals over independent units.
 
-Environments of one group share host, data and twin, so the units are groups, and for a comparison
-of trained policies groups and policies. From ``BOOTSTRAP_UNITS`` units on the units are resampled
-(percentile bootstrap, Efron, 1979; for two levels the pigeonhole bootstrap, Owen, 2007). With fewer
-units the percentile bootstrap is too narrow, about 80 % at four, and Student's t is used.
+Environments of one group share host, data and twin, so the units are groups. From
+``BOOTSTRAP_UNITS`` units on they are resampled (percentile bootstrap, Efron, 1979). With fewer the
+percentile bootstrap is too narrow, about 80 % at four, and Student's t is used.
 """
 
 from dataclasses import dataclass
@@ -68,49 +67,6 @@ def group_means(values: Floats, size: int) -> Floats:
     finite = np.isfinite(values)
     sums = np.add.reduceat(np.where(finite, values, 0.0), starts, axis=1)
     return _ratio(sums, np.add.reduceat(finite.astype(float), starts, axis=1))
-
-
-def two_levels(values: Floats) -> Estimate:
-    """Return the mean over policies and groups, each of which is a sample of a population.
-
-    Every policy met every group. With fewer than ``BOOTSTRAP_UNITS`` policies or groups the
-    interval is Student's, with the variance components of a two-way layout (Searle, Casella and
-    McCulloch, "Variance Components", 1992) and the degrees of freedom of Satterthwaite (1946).
-
-    Args:
-        values: ``[..., P, G]`` of P policies and G groups, at least two of each, all finite.
-
-    Returns:
-        Estimates ``[...]``.
-    """
-    policies, groups = values.shape[-2:]
-    mean = values.mean((-2, -1))
-    if min(policies, groups) >= BOOTSTRAP_UNITS:
-        draws = np.random.default_rng(0)
-        rows, columns = (
-            draws.multinomial(count, [1 / count] * count, RESAMPLES) / count
-            for count in (policies, groups)
-        )
-        means = np.einsum("...pg,rp,rg->...r", values, rows, columns)
-        low, high = np.quantile(means, [_TAIL, 1.0 - _TAIL], axis=-1)
-        return Estimate(mean, low, high)
-    by_policy, by_group = values.mean(-1), values.mean(-2)
-    residuals = values - by_policy[..., :, None] - by_group[..., None, :] + mean[..., None, None]
-    freedom = np.array([policies - 1, groups - 1, (policies - 1) * (groups - 1)])
-    squares = np.stack(
-        [
-            groups * by_policy.var(-1, ddof=1),
-            policies * by_group.var(-1, ddof=1),
-            (residuals**2).sum((-2, -1)) / freedom[2],
-        ],
-        -1,
-    )
-    # Where a component is estimated as negative, the larger mean square alone is the safe choice.
-    total = np.maximum(squares[..., 0] + squares[..., 1] - squares[..., 2], squares.max(-1))
-    degrees = _ratio(total**2, (squares**2 / freedom).sum(-1))
-    degrees = np.clip(np.nan_to_num(degrees, nan=1.0), 1.0, None)
-    half = stdtrit(degrees, 1.0 - _TAIL) * np.sqrt(total / (policies * groups))
-    return Estimate(mean, mean - half, mean + half)
 
 
 def _bootstrap(summands: Floats, finite: NDArray[np.bool_]) -> tuple[Floats, Floats]:

@@ -50,17 +50,17 @@ def planned_counts(
     return plan
 
 
-def expected_worth(model: nn.Module, counts: Mapping[ChannelGroup, int], price: float) -> float:
-    """What so many new channels add to the score by ``GAINS``, minus what they cost.
+def expected_gain(counts: Mapping[ChannelGroup, int]) -> float:
+    """What so many new channels add to the score by ``GAINS``.
 
-    Between factors the gain is linear in their logarithm; of several groups it is the mean.
+    Between factors it is linear in their logarithm; of several groups it is the mean.
     """
     gains = []
     for group, count in counts.items():
         row = next((g for width, g in GAINS.items() if group.channels <= width), (0.0,) * 4)
         factors = [0.0, *map(log, FACTORS)]
         gains.append(np.interp(log(1.0 + count / group.channels), factors, [0.0, *row]))
-    return float(np.mean(gains)) - price * log(wider_size(model, counts) / parameter_count(model))
+    return float(np.mean(gains))
 
 
 def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:

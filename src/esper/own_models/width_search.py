@@ -22,7 +22,7 @@ from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import Widening, parameter_count, resize, widen
-from esper.kasmina.width_prior import expected_worth, planned_counts, wider_size
+from esper.kasmina.width_prior import expected_gain, planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.figure_intervals import interval, sample_values
 from esper.own_models.grafted_model import copied_state
@@ -120,13 +120,10 @@ class WidthSearch:
         if self.epochs < 2 or number != round(BEGIN * self.epochs):
             return training.epoch()
         loaders = tuple(loaders)
-        before = _Snapshot(training, loaders)
-        batches = _batches(training)
+        before, batches = _Snapshot(training, loaders), _batches(training)
         plan: Any = self._repeats(batches) if self.deepens else self._counts(batches)
         if not plan:
             return training.epoch()
-        price = self.options.price
-        prior = None if self.deepens else expected_worth(self.model, plan, price)
         size, earlier, loss = parameter_count(self.model), validate(), training.epoch()
         ending = _Snapshot(training, loaders)
         for _ in range(1, self.trial):
@@ -145,9 +142,11 @@ class WidthSearch:
             if not endings or parameter_count(self.model) <= AHEAD:  # else learned again
                 endings.append((_Snapshot(training, loaders), wide_loss))
         wide, bounds = validate(), interval(sample_values(validate), values)
-        best = wide.net - without.net
-        if prior is not None:
-            best += prior - price_of(price, size, parameter_count(self.model))
+        best, prior = wide.net - without.net, None
+        if not self.deepens:
+            cost = price_of(self.options.price, size, parameter_count(self.model))
+            prior = expected_gain(plan) - cost
+            best += prior - cost
         else:
             if bounds is not None and without.unit != "metric":
                 best = bounds[1]
@@ -239,7 +238,7 @@ class WidthSearch:
     def _widen(
         self, counts: dict[ChannelGroup, int], batches: list[tuple[Any, Any]], training: Training
     ) -> list[Widening]:
-        """Widen one group after the other: the new channels of one read those of the one before."""
+        """Widen group by group, as later ones read the new channels; drop what is refused."""
 
         def backward(model: nn.Module, batch: Any) -> None:
             inputs, target = batch
@@ -247,12 +246,13 @@ class WidthSearch:
                 loss = training.objective.loss(call(model, inputs), target)
             loss.backward()
 
-        changes: list[Widening] = []
+        changes = list[Widening]()
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.number - 1)
-        for group, count in counts.items():
+        for group, count in list(counts.items()):
             proposal = propose(self.model, group, count, batches, backward, generator)
             if reason := self._problem(proposal, batches[0][0]):
                 self.lines.append(f"{group.name} is not widened ({reason})")
+                del counts[group]
                 continue
             changes.append(widen(self.model, group, proposal.new, training.optimizer))
             wide = group.channels + proposal.new.count
