@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina import width_prior
-from esper.kasmina.channel_groups import channel_groups
+from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
@@ -314,6 +314,24 @@ def test_prior_and_trial_count_alike(
     monkeypatch.setattr(Evaluator, "__call__", validate)
     monkeypatch.setattr(width_search, "expected_gain", lambda *_: prior + 0.01 * price)
     assert grown(epochs=2, price=0.01, best_epoch=False).grew == stays
+
+
+def test_what_is_refused_by_its_outputs_is_not_expected_to_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names: list[str] = []
+
+    def problem(_: object, proposal: Proposal, __: object) -> str:
+        return "no" if proposal.group.name == "0" else ""
+
+    def expected(counts: dict[ChannelGroup, int]) -> float:
+        names.extend(group.name for group in counts)
+        return 1.0
+
+    monkeypatch.setattr(width_search.WidthSearch, "_problem", problem)
+    monkeypatch.setattr(width_search, "expected_gain", expected)
+    assert set(grown().widths) == {"3", "5"}
+    assert names == ["3"]
 
 
 def test_the_expected_gain_is_that_of_the_table() -> None:
