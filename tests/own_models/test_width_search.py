@@ -296,7 +296,7 @@ def test_the_higher_the_price_the_fewer_channels() -> None:
 
 @pytest.mark.parametrize(
     ("prior", "trial", "stays"),
-    [(0.1, -0.05, True), (0.1, -0.15, False), (-0.2, 0.25, True), (-0.2, 0.15, False)],
+    [(0.1, -0.09, True), (0.1, -0.11, False), (-0.2, 0.25, True), (-0.2, 0.15, False)],
 )
 def test_prior_and_trial_count_alike(
     prior: float, trial: float, stays: bool, monkeypatch: pytest.MonkeyPatch
