@@ -96,6 +96,8 @@ Outcomes = dict[str, Any]
 Floats = NDArray[np.float64]
 Choice = Callable[[Outcomes], int]
 """Which of ``FACTORS`` a rule takes for a host."""
+Look = Callable[[Outcomes], list[float]]
+"""What a rule sees of a host beside ``features``."""
 COUNT = len(FACTORS)
 
 
@@ -138,23 +140,31 @@ def lookup(hosts: list[Outcomes]) -> Choice:
     return choice
 
 
-def features(host: Outcomes, looks: bool) -> list[float]:
-    """What a rule knows of a host; ``looks`` adds its scores as it arrives."""
+def features(host: Outcomes) -> list[float]:
+    """What a rule knows of a host without a look."""
     steps = host["epochs"] * host["samples"] / BATCH
     numbers = (host["width"], host["parameters"], host["samples"], host["outputs"], steps)
-    known = [*map(math.log, numbers), float(host["outputs"] == 1), float(host["depth"])]
-    seen = [host["training"], host["validation"]] if looks else []
-    return known + seen
+    return [*map(math.log, numbers), float(host["outputs"] == 1), float(host["depth"])]
 
 
-def forest(looks: bool, hosts: list[Outcomes]) -> Choice:
-    """Gains by ``ExtraTreesRegressor`` from ``features``, minus the price."""
+def nothing(_: Outcomes) -> list[float]:
+    """No look."""
+    return []
+
+
+def arrival(host: Outcomes) -> list[float]:
+    """The scores of a host as it arrives."""
+    return [host["training"], host["validation"]]
+
+
+def forest(look: Look, hosts: list[Outcomes]) -> Choice:
+    """Gains by ``ExtraTreesRegressor`` from ``features`` and a look, minus the price."""
     model = ExtraTreesRegressor(400, min_samples_leaf=4, random_state=0)
     targets = [scores(host)[1:] - scores(host)[0] for host in hosts]
-    model.fit([features(host, looks) for host in hosts], targets)
+    model.fit([features(host) + look(host) for host in hosts], targets)
 
     def choice(host: Outcomes) -> int:
-        (gains,) = model.predict([features(host, looks)])
+        (gains,) = model.predict([features(host) + look(host)])
         return int((np.array([0.0, *gains]) - costs(host)).argmax())
 
     return choice
@@ -164,7 +174,7 @@ RULES: dict[str, Callable[[list[Outcomes]], Choice]] = {
     "never widened": lambda _: lambda __: 0,
     "best constant": constant,
     "table of gains by width, minus price (ships)": lookup,
-    "forest on shape, samples, classes, steps": partial(forest, False),
-    "the same, and the scores at arrival": partial(forest, True),
+    "forest on shape, samples, classes, steps": partial(forest, nothing),
+    "the same, and the scores at arrival": partial(forest, arrival),
 }
 """How each rule is learned from hosts."""

@@ -23,9 +23,10 @@ from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.wider_layers import parameter_count, widen
 from esper.own_models.new_units import BATCHES, propose
+from esper.own_models.width_search import BEGIN
 
 BATCH, VALIDATION, TEST = 50, 300, 2000
-RATE, BEGIN, AGAIN = 0.005, 0.1, 0.4
+RATE, AGAIN = 0.005, 0.4
 FACTORS = 1.0, *width_prior.FACTORS
 RATES = 0.002, 0.015, 0.04
 """Further rates, where each arm chooses its own by validation."""
@@ -279,11 +280,7 @@ def train(
 
 def outcomes(host: Host, orders: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
     """All plans of a host, in one or two orders of its data; static networks in the first."""
-    data = host.data()
-    small = host.build(data)
-    parameters = parameter_count(small)
-    if host.trained:
-        train(small, data, host.samples, PRETRAINING, host.seed)
+    data, small = _arrival(host)
     plans = IN_PLACE if host.trained else SEQUENCES
     columns = [
         [vars(_played(host, data, small, plan, order)) for plan in plans] for order in orders
@@ -297,7 +294,7 @@ def outcomes(host: Host, orders: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
         "architecture": host.architecture.__name__,
         "inputs": data.x.shape[1],
         "outputs": data.outputs,
-        "parameters": parameters,
+        "parameters": parameter_count(small),
         "validation": score(small, data.part(slice(host.samples, host.samples + VALIDATION))),
         "training": score(small, data.part(slice(host.samples))),
         "plans": columns,
@@ -307,14 +304,20 @@ def outcomes(host: Host, orders: tuple[int, ...] = (1, 2)) -> dict[str, Any]:
 
 def looks(host: Host) -> list[list[list[float]]]:
     """The curves of training at each of ``FACTORS``, in the first order of the data."""
-    data = host.data()
-    small = host.build(data)
-    if host.trained:
-        train(small, data, host.samples, PRETRAINING, host.seed)
+    data, small = _arrival(host)
     curves: list[list[list[float]]] = [[] for _ in FACTORS]
     for factor, curve in zip(FACTORS, curves, strict=True):
         _played(host, data, small, Plan(factor), 1, curve)
     return curves
+
+
+def _arrival(host: Host) -> tuple[Split, nn.Module]:
+    """The data of a host, and its network as it arrives."""
+    data = host.data()
+    small = host.build(data)
+    if host.trained:
+        train(small, data, host.samples, PRETRAINING, host.seed)
+    return data, small
 
 
 def _played(
@@ -353,7 +356,8 @@ def further(host: Host) -> dict[str, Any]:
     Of a host from scratch the static networks trained for a fifth of the epochs (all of them take
     as long as one training); of a trained one, all statics and all widenings in place at ``RATES``.
     """
-    data, seed = host.data(), 1000 + host.seed
+    data, small = _arrival(host)
+    seed = 1000 + host.seed
     epochs = host.epochs if host.trained else max(1, round(host.epochs / len(FACTORS)))
 
     def statics(rate: float = RATE) -> list[dict[str, Any]]:
@@ -362,8 +366,6 @@ def further(host: Host) -> dict[str, Any]:
 
     if not host.trained:
         return {"short": statics()}
-    small = host.build(data)
-    train(small, data, host.samples, PRETRAINING, host.seed)
     in_place = [
         [
             vars(train(deepcopy(small), data, host.samples, epochs, seed, {0: factor}, rate))

@@ -1,20 +1,16 @@
 """What looking at a training adds to a rule of widening, and what a trial adds; for the page."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-from capacity import COUNT, Floats, Outcomes, costs, features, gains_by_width, lookup, scores
+from capacity import COUNT, Floats, Look, Outcomes, costs, gains_by_width, lookup, nothing, scores
 from scipy.stats import spearmanr
-from sklearn.ensemble import ExtraTreesRegressor
 
 from esper.own_models.width_search import BEGIN, LONGER, TRIAL
 
-FOLDS = 10
 TRIALS, WEIGHTS = (0.05, 0.1, 0.15, TRIAL, 0.25, 0.4), (0.3, 0.5, 0.7)
 """Shares of the epochs that a trial takes, and what its result counts beside the table."""
-Look = Callable[[Outcomes], list[float]]
 
 
 def _row(host: Outcomes, share: float) -> int:
@@ -43,7 +39,7 @@ def beside(share: float, host: Outcomes) -> list[float]:
     return [*curve(share, host), *seen[0], *seen[1]]
 
 
-LOOKS: dict[str, Look] = {"nothing": lambda _: []}
+LOOKS: dict[str, Look] = {"nothing": nothing}
 for share in (0.1, 0.2, 0.5):
     LOOKS[f"its losses and scores up to {share:.0%} of training"] = partial(curve, share)
 for share in (0.15, 0.25, 0.35, 0.5):
@@ -51,41 +47,6 @@ for share in (0.15, 0.25, 0.35, 0.5):
         beside, share
     )
 """What a forest sees of a training, beside shape, samples, classes and steps."""
-
-
-def forest(look: Look, lessons: list[Outcomes], hosts: list[Outcomes]) -> list[int]:
-    """Which of the factors is taken for each host by a forest that was learned on ``lessons``."""
-
-    def row(host: Outcomes) -> list[float]:
-        return features(host, looks=False) + look(host)
-
-    model = ExtraTreesRegressor(400, min_samples_leaf=4, random_state=0)
-    targets = [scores(host)[1:] - scores(host)[0] for host in lessons]
-    gains = model.fit(list(map(row, lessons)), targets).predict(list(map(row, hosts)))
-    pairs = zip(hosts, gains, strict=True)
-    return [int((np.array([0.0, *gain]) - costs(host)).argmax()) for host, gain in pairs]
-
-
-def worth(hosts: list[Outcomes], choices: list[int]) -> Floats:
-    """The utilities of choices of factors."""
-    pairs = zip(hosts, choices, strict=True)
-    return np.array([(scores(host) - costs(host))[choice] for host, choice in pairs])
-
-
-def by_looks(hosts: list[Outcomes], lessons: list[Outcomes]) -> dict[str, Floats]:
-    """Utilities by what the forest sees, cross-validated where ``hosts`` are the lessons."""
-    columns = {}
-    for name, look in LOOKS.items():
-        if hosts is not lessons:
-            columns[name] = worth(hosts, forest(look, lessons, hosts))
-            continue
-        columns[name] = np.zeros(len(hosts))
-        for rows in np.array_split(np.random.default_rng(0).permutation(len(hosts)), FOLDS):
-            left = set(rows.tolist())
-            rest = [host for i, host in enumerate(hosts) if i not in left]
-            part = [hosts[i] for i in rows]
-            columns[name][rows] = worth(part, forest(look, rest, part))
-    return columns
 
 
 def _length(host: Outcomes, share: float) -> int:

@@ -7,7 +7,7 @@ too. What was played is kept in ``runs/capacity``, and is not played again.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -18,9 +18,9 @@ import capacity
 import capacity_held_out
 import numpy as np
 import torch
-from capacity import RULES, Floats, Outcomes, costs, gains_by_width, scores
+from capacity import RULES, Choice, Floats, Outcomes, costs, forest, gains_by_width, scores
 from capacity_hosts import FACTORS, VALIDATION, Host, further, looks, outcomes, utility
-from capacity_looks import LOOKS, TRIALS, WEIGHTS, by_looks, correlations, trial
+from capacity_looks import LOOKS, TRIALS, WEIGHTS, correlations, trial
 from reporting import kept, made_on, new_parser, publish, table
 
 from esper.own_models.width_search import TRIAL
@@ -60,29 +60,47 @@ def clairvoyant(host: Outcomes, count: int | None = None) -> float:
     return float(one[two.argmax()] + two[one.argmax()]) / 2
 
 
+def choices(
+    learn: Callable[[list[Outcomes]], Choice],
+    hosts: list[Outcomes],
+    others: list[Outcomes],
+    further_lessons: Sequence[Outcomes] = (),
+) -> list[int]:
+    """What a rule takes, learned on ``others``, or cross-validated where these are ``hosts``."""
+    folds = [np.arange(len(hosts))]
+    if others is hosts:
+        folds = np.array_split(np.random.default_rng(0).permutation(len(hosts)), FOLDS)
+    result = [0] * len(hosts)
+    for rows in folds:
+        left = set(rows.tolist()) if others is hosts else set()
+        choose = learn([*(o for i, o in enumerate(others) if i not in left), *further_lessons])
+        for i in rows:
+            result[i] = choose(hosts[i])
+    return result
+
+
+def worth(hosts: list[Outcomes], indices: list[int]) -> Floats:
+    """The utilities of choices of factors."""
+    pairs = zip(hosts, indices, strict=True)
+    return np.array([(scores(host) - costs(host))[index] for host, index in pairs])
+
+
 def by_rules(
     hosts: list[Outcomes], others: list[Outcomes], further_lessons: list[Outcomes]
 ) -> dict[str, Floats]:
-    """Utilities of ``hosts`` by rule, learned on ``others``, or cross-validated on themselves.
+    """Utilities of ``hosts`` by rule, see ``choices``.
 
     The rule that ships does not ask whether a host arrives trained: it is learned on
     ``further_lessons``, the hosts of the other kind, as well.
     """
-    columns = {name: np.zeros(len(hosts)) for name in [*RULES, STATIC]}
-    folds = [np.arange(len(hosts))]
-    if others is hosts:
-        folds = np.array_split(np.random.default_rng(0).permutation(len(hosts)), FOLDS)
-    for rows in folds:
-        left = set(rows.tolist()) if others is hosts else set()
-        lessons = [host for i, host in enumerate(others) if i not in left]
-        for name, learn in RULES.items():
-            choose = learn(lessons + further_lessons if name == RULE else lessons)
-            for i in rows:
-                choice = choose(hosts[i])
-                columns[name][i] = (scores(hosts[i]) - costs(hosts[i]))[choice]
-                if name == RULE:
-                    columns[STATIC][i] = utility(hosts[i]["statics"][choice], hosts[i])
-    return columns
+    columns = {}
+    for name, learn in RULES.items():
+        indices = choices(learn, hosts, others, further_lessons if name == RULE else ())
+        columns[name] = worth(hosts, indices)
+        if name == RULE:
+            pairs = zip(hosts, indices, strict=True)
+            static = np.array([utility(host["statics"][index], host) for host, index in pairs])
+    return columns | {STATIC: static}
 
 
 def all_columns(
@@ -160,7 +178,13 @@ def tuned_table(groups: dict[str, list[Outcomes]], hosts: list[Outcomes]) -> str
 
 def look_table(groups: dict[str, tuple[list[Outcomes], list[Outcomes]]]) -> str:
     """Utilities of forests above one that sees nothing of a training, by what they see."""
-    columns = {name: by_looks(*pair) for name, pair in groups.items()}
+    columns = {
+        name: {
+            look: worth(hosts, choices(partial(forest, function), hosts, lessons))
+            for look, function in LOOKS.items()
+        }
+        for name, (hosts, lessons) in groups.items()
+    }
     rows = []
     for look in LOOKS:
         cells = [

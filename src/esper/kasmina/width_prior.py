@@ -40,10 +40,7 @@ def planned_counts(
     costs = [price * log(wider_size(model, each) / size) for each in counts]
     plan = {}
     for group in groups:
-        row = next((gains for width, gains in GAINS.items() if group.channels <= width), None)
-        if row is None:
-            continue
-        worths = [0.0, *(gain - cost for gain, cost in zip(row, costs, strict=True))]
+        worths = [0.0, *(gain - cost for gain, cost in zip(_gains(group), costs, strict=True))]
         choice = next(i for i, worth in enumerate(worths) if worth >= max(worths) - NEAR)
         if choice and counts[choice - 1][group]:
             plan[group] = counts[choice - 1][group]
@@ -55,12 +52,16 @@ def expected_gain(counts: Mapping[ChannelGroup, int]) -> float:
 
     Between factors it is linear in their logarithm; of several groups it is the mean.
     """
-    gains = []
-    for group, count in counts.items():
-        row = next((g for width, g in GAINS.items() if group.channels <= width), (0.0,) * 4)
-        factors = [0.0, *map(log, FACTORS)]
-        gains.append(np.interp(log(1.0 + count / group.channels), factors, [0.0, *row]))
+    factors = [0.0, *map(log, FACTORS)]
+    gains = [
+        np.interp(log(1.0 + count / group.channels), factors, [0.0, *_gains(group)])
+        for group, count in counts.items()
+    ]
     return float(np.mean(gains))
+
+
+def _gains(group: ChannelGroup) -> tuple[float, ...]:
+    return next((row for width, row in GAINS.items() if group.channels <= width), (0.0,) * 4)
 
 
 def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
