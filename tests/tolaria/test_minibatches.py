@@ -28,8 +28,13 @@ MOVED = Augmentation(reach=2, flip=True)
 GROUPS = torch.tensor([7, 7, 9, 9, 9])
 
 
-def engine(backend: str = "torch", augmentation: Augmentation | None = MOVED, preload: bool = True):
-    task = replace(small_task(small_host()), augmentation=augmentation)
+def engine(
+    backend: str = "torch",
+    augmentation: Augmentation | None = MOVED,
+    preload: bool = True,
+    image: tuple[int, int, int] = (6, 6, 2),
+):
+    task = replace(small_task(small_host(image=image)), augmentation=augmentation)
     chosen = (
         NativeBackend(task.host, F64)
         if backend == "native"
@@ -98,11 +103,12 @@ def test_rows_of_a_group_see_the_same_augmented_images() -> None:
 
 
 @needs_native
-def test_both_backends_train_on_the_same_augmented_images() -> None:
+@pytest.mark.parametrize("image", [(6, 6, 2), (5, 7, 3)])
+def test_both_backends_train_on_the_same_augmented_images(image: tuple[int, int, int]) -> None:
     found = {}
     for augmentation in (MOVED, None):
         for backend in ("torch", "native"):
-            made = engine(backend, augmentation)
+            made = engine(backend, augmentation, image=image)
             state = seed_state(mixed_gardens(3, 5)[0], 3)
             made.germinate(state.living, state.blueprint, 0)
             result = made.train(state, 0)

@@ -148,6 +148,21 @@ def test_results_are_bitwise_independent_of_the_number_of_threads(host: Host, dt
     assert_identical(found[2], found[0])
 
 
+@pytest.mark.parametrize("image", [(6, 6, 2), (7, 5, 3)])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_pooling_in_the_norm_changes_no_bit(image: tuple[int, int, int], dtype: torch.dtype):
+    """An isolated seed in every slot keeps the norms from pooling, and changes nothing else."""
+    host = small_host(channels=(3, 5), pools=2, image=image)
+    seeds: Garden = [{s: Plant("conv_light", **LIVES["training"]) for s in range(len(host.slots))}]
+    batches = random_batches(host, 1, size=19, dtype=dtype)
+    stacks = [random_stack(host, 1, dtype) for _ in range(2)]
+    for stack, garden in zip(stacks, ([{}], seeds), strict=True):
+        state = seed_state(garden, len(host.slots))
+        train(host, stack, state, batches, backend=NativeBackend(host, dtype))
+    assert torch.equal(stacks[0].host, stacks[1].host)
+    assert torch.equal(stacks[0].buffers, stacks[1].buffers)
+
+
 def test_a_non_finite_value_affects_only_its_own_environment():
     host, rows = small_host(), 5
     garden: Garden = [{0: Plant("conv_light")} for _ in range(rows)]

@@ -181,6 +181,29 @@ def test_channels_of_any_number_train_like_their_modules(channels: tuple[int, ..
     check(host, [{0: Plant("conv_light"), 2: Plant("conv_heavy")}, {}], batch=11)
 
 
+@pytest.mark.parametrize(("image", "batch"), [((8, 8, 3), 11), ((12, 6, 1), 8), ((7, 10, 3), 9)])
+def test_wide_blocks_train_like_their_modules(image: tuple[int, int, int], batch: int):
+    """Of 16 and more channels, which are convolved by tiles where height and width are even."""
+    host = small_host(channels=(16, 21, 18), kernel=3, image=image, pools=0)
+    check(host, [{0: Plant("conv_heavy"), 1: Plant("conv_light", **LIVES["training"])}, {}], batch)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_blocks_with_norms_that_vanish_or_turn_the_sign_train_like_their_modules(value: float):
+    """At 0 all pixels of a window are equal, and the first one has the gradient."""
+    host, rows = small_host(channels=(4, 6), pools=2), 2
+    stack = random_stack(host, rows)
+    for name, weights in host.layout.views(stack.host).items():
+        if name.startswith("norm") and name.endswith("weight"):
+            weights.fill_(value)
+    settings, batches = optimisation(rows, len(host.slots), 1.0), random_batches(host, rows)
+    environments = naive_environments(host, stack, [{}] * rows, settings)
+    train(host, stack, seed_state([{}] * rows, len(host.slots)), batches, settings)
+    train_naively(environments, batches)
+    for n, environment in enumerate(environments):
+        assert_same_environment(host, stack, n, environment)
+
+
 def test_each_seed_is_clipped_like_its_module():
     """Seeds in these small hosts have small gradients, so the clipping norm is small too."""
     limit = 0.02

@@ -48,7 +48,7 @@ class Augmentation:
         """Number of poses, which are equally likely."""
         return self.span**2 * (2 if self.flip else 1)
 
-    # Native twin: hosts/worker.h, gather_posed.
+    # Native twin: hosts/worker.h, pose.
     def apply(self, images: Tensor, poses: Tensor) -> Tensor:
         """Crop and flip ``images [n, H, W, C]`` to ``poses``, int64 ``[n]`` on the same device."""
         count, height, width, _ = images.shape

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "layer.h"
+#include "winograd.h"
 
 namespace esper::hosts {
 
@@ -62,16 +63,6 @@ inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap*
 template <int REGISTERS>
 constexpr int kOutputBlock = (kManyRegisters ? 16 : 8) / (REGISTERS < 2 ? 2 : REGISTERS);
 
-// Calls f(std::integral_constant<int, count>) for a `count` from 1 to MOST.
-template <int MOST, class Function>
-inline void at_compile_time(int count, Function f) {
-  if (count == MOST) {
-    f(std::integral_constant<int, MOST>{});
-  } else if constexpr (MOST > 1) {
-    at_compile_time<MOST - 1>(count, f);
-  }
-}
-
 // Computes all output channels of one pixel for REGISTERS vectors of images.
 template <class T, int REGISTERS>
 inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int tap_count,
@@ -105,68 +96,104 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, RowChoice rows 
   }
 }
 
-// Gradient of x: the convolution of dy with the kernels rotated by 180 degrees and input and output
-// channels swapped. `turned` has room for as many elements as `weight`.
+// A convolution by the algorithm that is faster for its sizes.
 template <class T>
-void convolve_back(Maps<T> dy, const T* weight, int kernel, T* turned, Maps<T> dx) {
+void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena) {
+  if (winograd_pays(x, kernel, y.channels))
+    convolve_winograd(x, weight, y, arena);
+  else
+    convolve(x, weight, kernel, y);
+}
+
+// Gradient of x: the convolution of dy with the kernels rotated by 180 degrees and input and output
+// channels swapped.
+template <class T>
+void convolve_back(Maps<T> dy, const T* weight, int kernel, Maps<T> dx, Arena<T>& arena) {
   const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
+  T* turned = arena.take(ptrdiff_t(outputs) * inputs * size);
   for (int o = 0; o < outputs; ++o)
     for (int c = 0; c < inputs; ++c)
       for (int t = 0; t < size; ++t)
         turned[(c * outputs + o) * size + size - 1 - t] = weight[(o * inputs + c) * size + t];
-  convolve(dy, turned, kernel, dx);
+  convolve(dy, turned, kernel, dx, arena);
 }
 
-// sums[o][c] += sum over `count` elements of dy[o] x[c], for a few output and input channels.
+// A rectangle of pixels: rows `step` apart, with `count` elements each.
+struct Patch {
+  int rows;
+  ptrdiff_t count, step;
+};
+
+// sums[o][c] += sum over a patch of dy[o] x[c], for a few output and input channels.
 template <class T, int OUTPUTS, int INPUTS>
-inline void correlate_block(const T* dy, ptrdiff_t dy_plane, const T* x, ptrdiff_t x_plane,
-                            ptrdiff_t count, Vector<T>* sums) {
+inline void correlate_block(const T* dy, ptrdiff_t dy_plane, Patch patch, const T* x,
+                            ptrdiff_t x_plane, ptrdiff_t x_step, Vector<T>* sums) {
   Vector<T> own[OUTPUTS][INPUTS];
   for (int o = 0; o < OUTPUTS; ++o)
     for (int c = 0; c < INPUTS; ++c) own[o][c] = sums[o * INPUTS + c];
-  for (ptrdiff_t i = 0; i < count; i += kLanes<T>) {
-    Vector<T> values[INPUTS];
-    for (int c = 0; c < INPUTS; ++c) values[c] = load(x + c * x_plane + i);
-    for (int o = 0; o < OUTPUTS; ++o) {
-      const Vector<T> gradient = load(dy + o * dy_plane + i);
-      for (int c = 0; c < INPUTS; ++c) own[o][c] += gradient * values[c];
+  for (int row = 0; row < patch.rows; ++row, dy += patch.step, x += x_step) {
+    for (ptrdiff_t i = 0; i < patch.count; i += kLanes<T>) {
+      Vector<T> values[INPUTS];
+      for (int c = 0; c < INPUTS; ++c) values[c] = load(x + c * x_plane + i);
+      for (int o = 0; o < OUTPUTS; ++o) {
+        const Vector<T> gradient = load(dy + o * dy_plane + i);
+        for (int c = 0; c < INPUTS; ++c) own[o][c] += gradient * values[c];
+      }
     }
   }
   for (int o = 0; o < OUTPUTS; ++o)
     for (int c = 0; c < INPUTS; ++c) sums[o * INPUTS + c] = own[o][c];
 }
 
+// Registers of a channel's patch: short enough for the first cache, where all positions of the kernel
+// pass over it, and long enough that loading the sums costs little.
+constexpr int kPatchRegisters = 64;
+
 // Gradient of the weights from INPUTS input channels to OUTPUTS output channels.
 template <class T, int OUTPUTS, int INPUTS>
 void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int first_output,
                         int first_input, T* gradient) {
   const int reach = kernel / 2, size = kernel * kernel;
-  Vector<T> sums[9][OUTPUTS * INPUTS] = {};
-  // For a 1x1 kernel all pixels form one long row.
-  const bool flat = kernel == 1 && rows.step == 1;
-  const int height = flat ? 1 : x.height, width = flat ? x.pixels() : x.width;
-  const int dy_height = flat ? 1 : dy.height;
-  const ptrdiff_t stride = ptrdiff_t(width) * x.lanes;
+  constexpr int count = OUTPUTS * INPUTS;
+  Vector<T> sums[9 * count] = {};
+  const int registers = x.lanes / kLanes<T>;
+  const int columns = std::clamp(kPatchRegisters / registers, 1, x.width);
+  const int height = std::max(kPatchRegisters / (columns * registers), 1);
   const T* gradients = dy.channel(first_output);
   const T* inputs = x.channel(first_input);
-  for (int row = 0; row < dy_height; ++row) {
-    const int x_row = rows.first + row * rows.step;
-    for (int i = std::max(-reach, -x_row); i <= std::min(reach, height - 1 - x_row); ++i) {
-      for (int j = -reach; j <= reach; ++j) {
-        const int begin = std::max(0, -j), end = std::min(width, width - j);
-        if (end <= begin) continue;
-        correlate_block<T, OUTPUTS, INPUTS>(
-            gradients + row * stride + ptrdiff_t(begin) * x.lanes, dy.plane(),
-            inputs + (x_row + i) * stride + ptrdiff_t(begin + j) * x.lanes, x.plane(),
-            ptrdiff_t(end - begin) * x.lanes, sums[(i + reach) * kernel + j + reach]);
+  const auto x_row = [&](int row) { return rows.first + row * rows.step; };
+  for (int top = 0; top < dy.height; top += height) {
+    for (int left = 0; left < x.width; left += columns) {
+      const int right = std::min(left + columns, x.width);
+      for (int i = -reach; i <= reach; ++i) {
+        int first = top, last = std::min(top + height, dy.height);
+        while (first < last && x_row(first) + i < 0) ++first;
+        while (first < last && x_row(last - 1) + i >= x.height) --last;
+        for (int j = -reach; j <= reach; ++j) {
+          const int begin = std::max(left, -j), end = std::min(right, x.width - j);
+          if (end <= begin) continue;
+          correlate_block<T, OUTPUTS, INPUTS>(
+              gradients + first * dy.row() + ptrdiff_t(begin) * x.lanes, dy.plane(),
+              {last - first, ptrdiff_t(end - begin) * x.lanes, dy.row()},
+              inputs + (x_row(first) + i) * x.row() + ptrdiff_t(begin + j) * x.lanes, x.plane(),
+              rows.step * x.row(), sums + ((i + reach) * kernel + j + reach) * count);
+        }
       }
     }
+  }
+  alignas(kVectorBytes) T totals[rounded_up(9 * count, kLanes<T>)];
+  for (int first = 0; first < size * count; first += kLanes<T>) {
+    Vector<T> square[kLanes<T>] = {};
+    for (int i = 0; i < std::min(size * count - first, kLanes<T>); ++i)
+      square[i] = sums[first + i];
+    sum_each<T>(square);
+    store(totals + first, square[0]);
   }
   for (int o = 0; o < OUTPUTS; ++o)
     for (int c = 0; c < INPUTS; ++c)
       for (int t = 0; t < size; ++t)
         gradient[(ptrdiff_t(first_output + o) * x.channels + first_input + c) * size + t] =
-            sum<T>(sums[t][o * INPUTS + c]);
+            totals[(t * OUTPUTS + o) * INPUTS + c];
 }
 
 // Maximum output channels per block; a single input channel leaves registers for more.
@@ -225,7 +252,7 @@ class Convolution : public Layer<T> {
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     x_ = x;
     y_ = arena.maps(x, outputs_);
-    convolve(x, this->parameters_, kernel_, y_);
+    convolve(x, this->parameters_, kernel_, y_, arena);
     if (bias_) add_bias();
     if (rectify_) transform(y_, [](Vector<T> value) { return rectified<T>(value); });
     return y_;
@@ -240,7 +267,7 @@ class Convolution : public Layer<T> {
     if (bias_) sum_bias(dy);
     if (!input_needs_gradient) return {};
     const Maps<T> dx = arena.maps(x_);
-    convolve_back(dy, this->parameters_, kernel_, arena.take(weights_), dx);
+    convolve_back(dy, this->parameters_, kernel_, dx, arena);
     return dx;
   }
 

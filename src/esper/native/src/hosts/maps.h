@@ -56,6 +56,40 @@ inline Vector<T> broadcast(T value) {
   return value - Vector<T>{};
 }
 
+// Two registers exchange their lanes: a keeps those whose number lacks the bit HALF, and its others
+// are those of b without it.
+template <class T, int HALF>
+inline void exchange(Vector<T>& a, Vector<T>& b) {
+  constexpr int lanes = kLanes<T>;
+  const Vector<T> first = a, second = b;
+#if defined(__clang__)
+  for (int i = 0; i < lanes; ++i) {
+    a[i] = i & HALF ? second[i - HALF] : first[i];
+    b[i] = i & HALF ? second[i] : first[i + HALF];
+  }
+#else
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Number;
+  typedef Number Numbers __attribute__((vector_size(kVectorBytes)));
+  Numbers low = {}, high = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i) {
+    low[i] = i & HALF ? lanes + i - HALF : i;
+    high[i] = i & HALF ? lanes + i : i + HALF;
+  }
+  a = __builtin_shuffle(first, second, low);
+  b = __builtin_shuffle(first, second, high);
+#endif
+}
+
+// Transposes a square of registers.
+template <class T, int HALF = kLanes<T> / 2>
+inline void transpose(Vector<T> (&square)[kLanes<T>]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes<T>; ++i)
+    if ((i & HALF) == 0) exchange<T, HALF>(square[i], square[i + HALF]);
+  if constexpr (HALF > 1) transpose<T, HALF / 2>(square);
+}
+
 // Sum of the lanes, in a fixed order.
 template <class T>
 inline T sum(Vector<T> value) {
@@ -64,6 +98,17 @@ inline T sum(Vector<T> value) {
   for (int half = kLanes<T> / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   return lanes[0];
+}
+
+// The first register becomes the sums of the lanes of each, as `sum` computes them.
+template <class T, int HALF = kLanes<T> / 2>
+inline void sum_each(Vector<T> (&square)[kLanes<T>]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < HALF; ++i) {
+    exchange<T, HALF>(square[i], square[i + HALF]);
+    square[i] += square[i + HALF];
+  }
+  if constexpr (HALF > 1) sum_each<T, HALF / 2>(square);
 }
 
 // max(0, x); NaN stays NaN.
@@ -165,7 +210,7 @@ struct Maps {
   Maps one(int c) const { return {channel(c), 1, height, width, images, lanes}; }
 };
 
-inline int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
+constexpr int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }
 
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kRedZone = 256;  // elements between two pieces, where access is an error
@@ -279,6 +324,16 @@ inline void in_registers(int registers, Function f) {
     first += 2;
   }
   if (registers > first) f(std::integral_constant<int, 1>{}, first);
+}
+
+// Calls f(std::integral_constant<int, count>) for a `count` from 1 to MOST.
+template <int MOST, class Function>
+inline void at_compile_time(int count, Function f) {
+  if (count == MOST) {
+    f(std::integral_constant<int, MOST>{});
+  } else if constexpr (MOST > 1) {
+    at_compile_time<MOST - 1>(count, f);
+  }
 }
 
 // Sets the lanes beyond the images to 0.

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
-#include "layer.h"
+#include "pooling.h"
 
 namespace esper::hosts {
 
@@ -22,6 +23,13 @@ inline Vector<T> image_mask(const Maps<T>& x, int lane) {
   return mask;
 }
 
+template <class Values, size_t COUNT>
+inline Values added(const Values (&values)[COUNT]) {
+  Values total = values[0];
+  for (size_t i = 1; i < COUNT; ++i) total += values[i];
+  return total;
+}
+
 // Mean and biased variance of a channel, in one pass over the differences from the mean of the
 // first pixel. Without this shift, a small variance would lose its digits next to a large mean.
 template <class T>
@@ -31,25 +39,33 @@ inline std::pair<T, T> channel_moments(const Maps<T>& x, int c) {
   Vector<T> first = {};
   for (int lane = 0; lane < x.lanes; lane += kLanes<T>) first += load(values + lane);
   const T near = sum<T>(first) / T(x.images);
-  Vector<T> total = {}, squares = {};
+  // Sums of every fourth pixel: a single one would wait for its last addition.
+  constexpr int apart = 4;
+  Vector<T> totals[apart] = {}, squares[apart] = {};
   const int last = x.lanes - kLanes<T>;
   const Vector<T> mask = image_mask(x, last);
-  for (ptrdiff_t pixel = 0; pixel < x.plane(); pixel += x.lanes) {
+  const auto add = [&](const T* pixel, int k) {
     for (int lane = 0; lane < last; lane += kLanes<T>) {
-      const Vector<T> d = load(values + pixel + lane) - near;
-      total += d;
-      squares += d * d;
+      const Vector<T> d = load(pixel + lane) - near;
+      totals[k] += d;
+      squares[k] += d * d;
     }
-    const Vector<T> d = (load(values + pixel + last) - near) * mask;
-    total += d;
-    squares += d * d;
-  }
-  const T shift = sum<T>(total) / count;
-  const T variance = sum<T>(squares) / count - shift * shift;
+    const Vector<T> d = (load(pixel + last) - near) * mask;
+    totals[k] += d;
+    squares[k] += d * d;
+  };
+  const int whole = x.pixels() / apart * apart;
+  for (int pixel = 0; pixel < whole; pixel += apart)
+    for (int k = 0; k < apart; ++k) add(values + ptrdiff_t(pixel + k) * x.lanes, k);
+  for (int pixel = whole; pixel < x.pixels(); ++pixel)
+    add(values + ptrdiff_t(pixel) * x.lanes, 0);
+  const T shift = sum<T>(added(totals)) / count;
+  const T variance = sum<T>(added(squares)) / count - shift * shift;
   return {near + shift, variance < T(0) ? T(0) : variance};
 }
 
-// BatchNorm and ReLU; weight and bias, running mean and variance, [channels] each.
+// BatchNorm and ReLU; weight and bias, running mean and variance, [channels] each. `pooled` asks for
+// 2x2 max pooling in the same pass, with the bits of a MaxPool that follows.
 // Twin of kasmina.ops.batch_norm.
 template <class T>
 class BatchNorm : public Layer<T> {
@@ -59,10 +75,11 @@ class BatchNorm : public Layer<T> {
   int buffers() const override { return 2 * channels_; }
 
   // From batch statistics; updates the running statistics.
-  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+  Maps<T> forward(Maps<T> x, bool pooled, Arena<T>& arena) {
     x_ = x;
-    y_ = arena.maps(x);
-    moments_ = arena.take(2 * channels_);
+    y_ = pooled ? pooled_maps(x, arena) : arena.maps(x);
+    pooled_ = pooled;
+    scales_.resize(size_t(channels_));
     const T count = T(x.pixels()) * T(x.images);
     T *running_mean = this->buffers_, *running_variance = running_mean + channels_;
     for (int c = 0; c < channels_; ++c) {
@@ -70,65 +87,136 @@ class BatchNorm : public Layer<T> {
       running_mean[c] += T(kMomentum) * (mean - running_mean[c]);
       running_variance[c] +=
           T(kMomentum) * (variance * (count / (count - T(1))) - running_variance[c]);
-      moments_[2 * c] = mean;
-      moments_[2 * c + 1] = normalise(x, c, mean, variance, y_);
+      scales_[size_t(c)] = scale(c, mean, variance);
+      normalise(x, c, scales_[size_t(c)], pooled, y_);
     }
     clear_tail(y_);
     return y_;
   }
 
-  // From running statistics, in place.
-  Maps<T> evaluate(Maps<T> x, Arena<T>&) override {
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override { return forward(x, false, arena); }
+
+  // From running statistics; in place unless it pools.
+  Maps<T> evaluate(Maps<T> x, bool pooled, Arena<T>& arena) {
+    const Maps<T> y = pooled ? pooled_maps(x, arena) : x;
     for (int c = 0; c < channels_; ++c)
-      normalise(x, c, this->buffers_[c], this->buffers_[channels_ + c], x);
-    clear_tail(x);
-    return x;
+      normalise(x, c, scale(c, this->buffers_[c], this->buffers_[channels_ + c]), pooled, y);
+    clear_tail(y);
+    return y;
   }
 
-  // dy becomes the gradient of x.
+  Maps<T> evaluate(Maps<T> x, Arena<T>& arena) override { return evaluate(x, false, arena); }
+
+  // dy becomes the gradient of x, or x itself if dy is that of pooled maps: nothing else reads x.
   Maps<T> backward(Maps<T> dy, bool, Arena<T>&) override {
-    const T count = T(dy.pixels()) * T(dy.images);
+    const Maps<T> dx = pooled_ ? x_ : dy;
+    const T count = T(dx.pixels()) * T(dx.images);
     for (int c = 0; c < channels_; ++c) {
-      const T mean = moments_[2 * c], inverse = moments_[2 * c + 1];
-      const T *in = x_.channel(c), *out = y_.channel(c);
-      const ptrdiff_t size = dy.plane();
-      T* gradient = dy.channel(c);
-      Vector<T> total = {}, correlation = {};
-      for (ptrdiff_t i = 0; i < size; i += kLanes<T>) {
-        const Vector<T> g = where_active<T>(load(out + i), load(gradient + i));
-        store(gradient + i, g);
-        total += g;
-        correlation += g * (load(in + i) - mean);
-      }
-      const T bias_sum = sum<T>(total), weight_sum = sum<T>(correlation) * inverse;
+      const Scale s = scales_[size_t(c)];
+      const T *in = x_.channel(c), *out = y_.channel(c), *above = dy.channel(c);
+      T* gradient = dx.channel(c);
+      // One sum for each place in a window, so that pooling changes no bit.
+      Vector<T> total[kPlaces] = {}, correlation[kPlaces] = {};
+      const auto add = [&](int place, Vector<T> g, Vector<T> value) {
+        total[place] += g;
+        correlation[place] += g * (value - s.mean);
+      };
+      in_windows(
+          x_,
+          [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+            if (!pooled_) {
+              for (int place = 0; place < kPlaces; ++place) {
+                const ptrdiff_t i = pixels[place];
+                add(place, active_gradient(out, gradient, i), load(in + i));
+              }
+              return;
+            }
+            auto share = pooled_gradient(out, above, window);
+            for (int place = 0; place < kPlaces; ++place) {
+              const Vector<T> value = load(in + pixels[place]);
+              add(place, share.of(s(value)), value);
+            }
+          },
+          [&](ptrdiff_t i) {
+            if (!pooled_) add(0, active_gradient(out, gradient, i), load(in + i));
+          });
+      const T bias_sum = sum<T>(added(total));
+      const T weight_sum = sum<T>(added(correlation)) * s.inverse;
       this->gradient_[channels_ + c] = bias_sum;
       this->gradient_[c] = weight_sum;
-      const T factor = inverse * this->parameters_[c];
-      const T offset = bias_sum / count, slope = weight_sum * inverse / count;
-      for (ptrdiff_t i = 0; i < size; i += kLanes<T>)
-        store(gradient + i,
-              (load(gradient + i) - offset - (load(in + i) - mean) * slope) * factor);
+      const T offset = bias_sum / count, slope = weight_sum * s.inverse / count;
+      const auto write = [&](ptrdiff_t i, Vector<T> g) {
+        store(gradient + i, (g - offset - (load(in + i) - s.mean) * slope) * s.factor);
+      };
+      if (!pooled_) {
+        for (ptrdiff_t i = 0; i < dx.plane(); i += kLanes<T>)
+          write(i, load(gradient + i));
+        continue;
+      }
+      in_windows(
+          x_,
+          [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+            auto share = pooled_gradient(out, above, window);
+            for (int place = 0; place < kPlaces; ++place) {
+              const ptrdiff_t i = pixels[place];
+              write(i, share.of(s(load(in + i))));
+            }
+          },
+          [&](ptrdiff_t i) { write(i, Vector<T>{}); });
     }
-    clear_tail(dy);
-    return dy;
+    clear_tail(dx);
+    return dx;
   }
 
  private:
-  // y = relu((x - mean) weight / deviation + bias) for a channel; y may be x. Returns
-  // 1 / deviation.
-  T normalise(const Maps<T>& x, int c, T mean, T variance, const Maps<T>& y) const {
+  // y = relu((x - mean) factor + bias), with factor = weight / deviation.
+  struct Scale {
+    T mean, inverse, factor, bias;
+
+    Vector<T> operator()(Vector<T> x) const { return rectified<T>((x - mean) * factor + bias); }
+  };
+
+  Scale scale(int c, T mean, T variance) const {
     const T inverse = T(1) / std::sqrt(variance + T(kNormEpsilon));
-    const T factor = inverse * this->parameters_[c], bias = this->parameters_[channels_ + c];
+    return {mean, inverse, inverse * this->parameters_[c], this->parameters_[channels_ + c]};
+  }
+
+  // Normalises a channel; y may be x unless it is pooled.
+  static void normalise(const Maps<T>& x, int c, Scale s, bool pooled, const Maps<T>& y) {
     const T* in = x.channel(c);
     T* out = y.channel(c);
-    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>)
-      store(out + i, rectified<T>((load(in + i) - mean) * factor + bias));
-    return inverse;
+    if (!pooled) {
+      for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>) store(out + i, s(load(in + i)));
+      return;
+    }
+    in_windows(
+        x,
+        [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+          Vector<T> most = s(load(in + pixels[0]));
+          for (int place = 1; place < kPlaces; ++place)
+            most = larger<T>(s(load(in + pixels[place])), most);
+          store(out + window, most);
+        },
+        [](ptrdiff_t) {});
+  }
+
+  // Replaces an element of the gradient of y by that before the ReLU.
+  static Vector<T> active_gradient(const T* out, T* gradient, ptrdiff_t i) {
+    const Vector<T> g = where_active<T>(load(out + i), load(gradient + i));
+    store(gradient + i, g);
+    return g;
+  }
+
+  // The gradient of the maximum of a window, before the ReLU.
+  static PooledGradient<T> pooled_gradient(const T* out, const T* above, ptrdiff_t window) {
+    const Vector<T> most = load(out + window);
+    return {most, where_active<T>(most, load(above + window))};
   }
 
   int channels_;
+  bool pooled_ = false;
   Maps<T> x_, y_;
-  T* moments_ = nullptr;  // mean and inverse standard deviation of each channel
+  std::vector<Scale> scales_;
 };
 
 // The largest power of two up to 32 that divides the channels into groups of at least 16, else 1.

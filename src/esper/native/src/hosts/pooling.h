@@ -2,65 +2,98 @@
 
 #pragma once
 
-#include <algorithm>
-
 #include "layer.h"
 
 namespace esper::hosts {
 
-// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes]. NaN is
-// the largest value.
+constexpr int kPlaces = 4;  // pixels of a window
+
+// Calls window(pixels, i) for every register of the windows of a channel of x, with the offsets of
+// its pixels and of its maximum, and rest(pixel) for those of an odd last column or row.
+template <class T, class Window, class Rest>
+inline void in_windows(const Maps<T>& x, Window window, Rest rest) {
+  const int height = x.height / 2, width = x.width / 2;
+  for (int row = 0; row < height; ++row)
+    for (int column = 0; column < width; ++column)
+      for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
+        const ptrdiff_t first = 2 * row * x.row() + ptrdiff_t(2 * column) * x.lanes + lane;
+        const ptrdiff_t pixels[kPlaces] = {first, first + x.lanes, first + x.row(),
+                                           first + x.row() + x.lanes};
+        window(pixels, (ptrdiff_t(row) * width + column) * x.lanes + lane);
+      }
+  for (int row = 0; row < x.height; ++row)
+    for (int column = row < 2 * height ? 2 * width : 0; column < x.width; ++column)
+      for (int lane = 0; lane < x.lanes; lane += kLanes<T>)
+        rest(row * x.row() + ptrdiff_t(column) * x.lanes + lane);
+}
+
+// The larger of two values, `most` if they are equal. NaN is the largest.
+template <class T>
+inline Vector<T> larger(Vector<T> value, Vector<T> most) {
+  return ((value > most) | (value != value)) ? value : most;
+}
+
+// The gradient of a maximum, which goes to the first of the values equal to it; a maximum of NaN
+// passes none.
+template <class T>
+struct PooledGradient {
+  Vector<T> most, rest;
+
+  // The gradient of the next value of the window.
+  Vector<T> of(Vector<T> value) {
+    const auto here = value == most;
+    const Vector<T> gradient = here ? rest : Vector<T>{};
+    rest = here ? Vector<T>{} : rest;
+    return gradient;
+  }
+};
+
+// Maps for the maxima of the windows of x, uninitialised.
+template <class T>
+Maps<T> pooled_maps(Maps<T> x, Arena<T>& arena) {
+  x.height /= 2;
+  x.width /= 2;
+  x.data = arena.take(x.size());
+  return x;
+}
+
+// x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes].
 // Twin of kasmina.ops.max_pool.
 template <class T>
 class MaxPool : public Layer<T> {
  public:
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
-    Maps<T> y = x;
-    y.height /= 2;
-    y.width /= 2;
-    y.data = arena.take(y.size());
-    for (int c = 0; c < x.channels; ++c) {
-      for (int row = 0; row < y.height; ++row) {
-        for (int column = 0; column < y.width; ++column) {
-          const T* in = x.channel(c) + 2 * row * x.row() + ptrdiff_t(2 * column) * x.lanes;
-          T* out = y.channel(c) + row * y.row() + ptrdiff_t(column) * x.lanes;
-          const ptrdiff_t places[] = {x.lanes, x.row(), x.row() + x.lanes};
-          for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
-            Vector<T> most = load(in + lane);
-            for (ptrdiff_t place : places) {
-              const Vector<T> other = load(in + place + lane);
-              most = ((other > most) | (other != other)) ? other : most;
-            }
-            store(out + lane, most);
-          }
-        }
-      }
-    }
     x_ = x;
-    return y_ = y;
+    y_ = pooled_maps(x, arena);
+    for (int c = 0; c < x.channels; ++c) {
+      const T* in = x.channel(c);
+      T* out = y_.channel(c);
+      in_windows(
+          x,
+          [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+            Vector<T> most = load(in + pixels[0]);
+            for (int place = 1; place < kPlaces; ++place)
+              most = larger<T>(load(in + pixels[place]), most);
+            store(out + window, most);
+          },
+          [](ptrdiff_t) {});
+    }
+    return y_;
   }
 
-  // The gradient goes to the first of equal maxima; an output of NaN passes no gradient.
   Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
-    const Maps<T> x = x_, y = y_, dx = arena.maps(x_);
-    if (dx.height % 2 || dx.width % 2) std::fill(dx.data, dx.data + dx.size(), T(0));
+    const Maps<T> dx = arena.maps(x_);
     for (int c = 0; c < dx.channels; ++c) {
-      for (int row = 0; row < dy.height; ++row) {
-        for (int column = 0; column < dy.width; ++column) {
-          const ptrdiff_t from = 2 * row * dx.row() + ptrdiff_t(2 * column) * dx.lanes;
-          const ptrdiff_t to = row * dy.row() + ptrdiff_t(column) * dx.lanes;
-          const ptrdiff_t places[] = {0, dx.lanes, dx.row(), dx.row() + dx.lanes};
-          for (int lane = 0; lane < dx.lanes; lane += kLanes<T>) {
-            const Vector<T> most = load(y.channel(c) + to + lane);
-            Vector<T> gradient = load(dy.channel(c) + to + lane);
-            for (ptrdiff_t place : places) {
-              const auto here = load(x.channel(c) + from + place + lane) == most;
-              store(dx.channel(c) + from + place + lane, here ? gradient : Vector<T>{});
-              gradient = here ? Vector<T>{} : gradient;
-            }
-          }
-        }
-      }
+      const T *in = x_.channel(c), *out = y_.channel(c), *above = dy.channel(c);
+      T* gradient = dx.channel(c);
+      in_windows(
+          dx,
+          [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+            PooledGradient<T> share{load(out + window), load(above + window)};
+            for (int place = 0; place < kPlaces; ++place)
+              store(gradient + pixels[place], share.of(load(in + pixels[place])));
+          },
+          [&](ptrdiff_t i) { store(gradient + i, Vector<T>{}); });
     }
     return dx;
   }

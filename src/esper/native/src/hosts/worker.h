@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -35,6 +36,7 @@ class Worker {
       seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
     }
     int block = 0, block_end = 0;
+    size_t norm = 0;
     for (int i = 0; i < spec.steps; ++i) {
       const int number = spec.program[2 * i + 1];
       switch (Step(spec.program[2 * i])) {
@@ -45,7 +47,9 @@ class Worker {
           add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
                                                dense ? 1 : spec.kernel));
           channels = spec.block_channels[number];
+          norm = stages_.size();
           add(std::make_unique<BatchNorm<T>>(channels));
+          stages_[norm].norm = static_cast<BatchNorm<T>*>(stages_[norm].layer.get());
           block_end = parameters_;
           break;
         case Step::slot:
@@ -57,6 +61,7 @@ class Worker {
           stages_.back().slot = number;
           break;
         case Step::pool:
+          if (pools_slots_only(norm)) stages_[norm].pool = stages_.size();
           add(std::make_unique<MaxPool<T>>());
           break;
         case Step::head:
@@ -73,20 +78,23 @@ class Worker {
     const int size = int(call.batch_size);
     bind_host(call.host + n * parameters_, host_gradient_.data(), call.buffers + n * buffers_);
     bind_seeds(call, n, n);
+    choose_path(false);
     Score<T> total;
     std::vector<int64_t> labels(static_cast<size_t>(size));
     for (int64_t batch = 0; batch < call.batches; ++batch) {
       arena_.release({0, 0});
       const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
       for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
-      Maps<T> x = call.poses ? gather_posed(call, drawn, size) : gather(call.images, drawn, size);
-      for (Stage& stage : stages_) {
+      const bool measured = call.slot_measures && batch + 1 == call.batches;
+      if (measured) choose_path(true);
+      Maps<T> x = gather(call, drawn, size);
+      for (const Passage& passage : path_) {
+        Stage& stage = stages_[passage.stage];
         if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
-        x = stage.layer->forward(x, arena_);
+        x = passage.pooled ? stage.norm->forward(x, true, arena_) : stage.layer->forward(x, arena_);
       }
       total.add(score_batch(x, labels.data()));
       cross_entropy_back(x, labels.data());
-      const bool measured = call.slot_measures && batch + 1 == call.batches;
       T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
       backward(x, measures);
       if (measures) measure_blocks(call.host + n * parameters_, measures);
@@ -106,6 +114,7 @@ class Worker {
     bind_host(call.host + n * parameters_, host_gradient_.data(),
               const_cast<T*>(call.buffers) + n * buffers_);
     bind_seeds(call, r, n);
+    choose_path(false);
     std::vector<Score<T>> totals(size_t(1 + last - first));
     for (int64_t chunk = 0; chunk < call.chunks; ++chunk) {
       arena_.release({0, 0});
@@ -114,19 +123,14 @@ class Worker {
       x.data = const_cast<T*>(call.packed) + (call.dataset[r] * call.chunks + chunk) * x.size();
       const int64_t* labels = call.labels + call.dataset[r] * call.images + begin;
       set_alphas(call.alpha + r * count);
-      for (Stage& stage : stages_) {
-        if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
-        x = stage.layer->evaluate(x, arena_);
-      }
+      x = evaluate_from(0, x);
       totals[0].add(score_batch(x, labels));
       const auto mark = arena_.mark();
       for (int64_t v = first; v < last; ++v) {
         arena_.release(mark);
         set_alphas(call.variant_alpha + v * count);
         const size_t start = size_t(call.start[v]);
-        x = watched_[start].x;
-        for (size_t i = stage_of_slot_[start]; i < stages_.size(); ++i)
-          x = stages_[i].layer->evaluate(x, arena_);
+        x = evaluate_from(stage_of_slot_[start], watched_[start].x);
         totals[size_t(1 + v - first)].add(score_batch(x, labels));
       }
     }
@@ -145,7 +149,15 @@ class Worker {
  private:
   struct Stage {
     std::unique_ptr<Layer<T>> layer;
-    int slot = -1;  // number of the slot that `layer` is; -1 for a layer of the host
+    int slot = -1;                 // number of the slot that `layer` is; -1 for a layer of the host
+    BatchNorm<T>* norm = nullptr;  // `layer` if it is a BatchNorm
+    size_t pool = 0;               // the stage that pools its output, with slots alone between
+  };
+
+  // A stage on the way of a minibatch; `pooled` if it does the work of the stages up to its pool.
+  struct Passage {
+    size_t stage;
+    bool pooled;
   };
 
   // What a slot is measured by while it has no seed.
@@ -159,6 +171,37 @@ class Worker {
     parameters_ += layer->parameters();
     buffers_ += layer->buffers();
     stages_.push_back({std::move(layer)});
+  }
+
+  // Whether all stages after `norm` are slots.
+  bool pools_slots_only(size_t norm) const {
+    return stages_.size() > norm && stages_[norm].norm != nullptr &&
+           std::all_of(stages_.begin() + ptrdiff_t(norm) + 1, stages_.end(),
+                       [](const Stage& stage) { return stage.slot >= 0; });
+  }
+
+  // Chooses the way of the next minibatches: BatchNorm pools where the slots behind it have no
+  // seed, unless every slot is to see its input.
+  void choose_path(bool all) {
+    path_.clear();
+    for (size_t i = 0; i < stages_.size(); ++i) {
+      bool pooled = !all && stages_[i].pool > 0;
+      for (size_t j = i + 1; pooled && j < stages_[i].pool; ++j)
+        pooled = slots_[size_t(stages_[j].slot)]->seed().kind < 0;
+      path_.push_back({i, pooled});
+      if (pooled) i = stages_[i].pool;
+    }
+  }
+
+  // The logits, from the input of a stage on; from the first stage, slots keep their inputs.
+  Maps<T> evaluate_from(size_t first, Maps<T> x) {
+    for (const Passage& passage : path_) {
+      if (passage.stage < first) continue;
+      Stage& stage = stages_[passage.stage];
+      if (first == 0 && stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
+      x = passage.pooled ? stage.norm->evaluate(x, true, arena_) : stage.layer->evaluate(x, arena_);
+    }
+    return x;
   }
 
   void bind_host(const T* parameters, T* gradient, T* buffers) {
@@ -193,62 +236,76 @@ class Worker {
     return x;
   }
 
-  // Maps for the images of a minibatch, uninitialised.
-  Maps<T> minibatch(int count) {
-    Maps<T> x = input_maps(count, rounded_up(count, kLanes<T>));
+  // Copies the images of a minibatch, interleaved by lanes; posed if the call has poses.
+  Maps<T> gather(const TrainCall<T>& call, const int64_t* drawn, int count) {
+    constexpr int lanes = kLanes<T>;
+    Maps<T> x = input_maps(count, rounded_up(count, lanes));
     x.data = arena_.take(x.size());
-    return x;
-  }
-
-  // Copies the images of a minibatch, interleaved by lanes.
-  Maps<T> gather(const T* images, const int64_t* drawn, int count) {
-    Maps<T> x = minibatch(count);
-    const size_t numbers = destination_.size();
-    for (int first = 0; first < x.lanes; first += kLanes<T>) {
+    const ptrdiff_t numbers = ptrdiff_t(destination_.size());
+    if (call.poses) posed_.resize(size_t(lanes * numbers));
+    for (int first = 0; first < x.lanes; first += lanes) {
       // Lanes beyond the images repeat the last image and are cleared below.
-      const T* image[kLanes<T>];
-      for (int i = 0; i < kLanes<T>; ++i)
-        image[i] = images + drawn[std::min(first + i, count - 1)] * ptrdiff_t(numbers);
-      for (size_t k = 0; k < numbers; ++k) {
-        Vector<T> values = {};
-        for (int i = 0; i < kLanes<T>; ++i) values[i] = image[i][k];
-        store(x.data + destination_[k] * x.lanes + first, values);
+      const T* image[lanes];
+      for (int i = 0; i < lanes; ++i) {
+        const int64_t* number = drawn + std::min(first + i, count - 1);
+        image[i] = call.images + *number * numbers;
+        if (!call.poses) continue;
+        pose(call, image[i], call.poses[number - call.drawn], posed_.data() + i * numbers);
+        image[i] = posed_.data() + i * numbers;
       }
+      ptrdiff_t k = 0;
+      for (; k + lanes <= numbers; k += lanes) {
+        Vector<T> square[lanes];
+        for (int i = 0; i < lanes; ++i) std::memcpy(&square[i], image[i] + k, sizeof square[i]);
+        transpose<T>(square);
+        for (int i = 0; i < lanes; ++i)
+          store(x.data + destination_[size_t(k + i)] * x.lanes + first, square[i]);
+      }
+      for (; k < numbers; ++k)
+        for (int i = 0; i < lanes; ++i)
+          x.data[destination_[size_t(k)] * x.lanes + first + i] = image[i][k];
     }
     clear_tail(x);
     return x;
   }
 
-  // Like `gather`, with each image shifted and mirrored according to its pose, and padded with 0.
+  // Copies an image shifted and mirrored according to its pose, and padded with 0.
   // Twin of runtime.data.Augmentation.apply.
-  Maps<T> gather_posed(const TrainCall<T>& call, const int64_t* drawn, int count) {
-    Maps<T> x = minibatch(count);
+  void pose(const TrainCall<T>& call, const T* image, int64_t pose, T* posed) const {
     const int height = spec_.height, width = spec_.width, channels = spec_.channels;
-    const int64_t span = 2 * call.reach + 1, *poses = call.poses + (drawn - call.drawn);
-    std::fill(x.data, x.data + x.size(), T(0));
-    for (int lane = 0; lane < count; ++lane) {
-      const T* image = call.images + drawn[lane] * ptrdiff_t(destination_.size());
-      const bool flipped = poses[lane] / (span * span) > 0;
-      const int down = int(poses[lane] / span % span - call.reach);
-      const int right = int(poses[lane] % span - call.reach);
-      for (int row = std::max(0, -down); row < std::min(height, height - down); ++row)
-        for (int column = 0; column < width; ++column) {
-          const int from = (flipped ? width - 1 - column : column) + right;
-          if (from < 0 || from >= width) continue;
-          const T* pixel = image + ((row + down) * width + from) * channels;
-          const ptrdiff_t* places = &destination_[size_t((row * width + column) * channels)];
-          for (int channel = 0; channel < channels; ++channel)
-            x.data[places[channel] * x.lanes + lane] = pixel[channel];
-        }
+    const int64_t span = 2 * call.reach + 1;
+    const bool flipped = pose / (span * span) > 0;
+    const int down = int(pose / span % span - call.reach), right = int(pose % span - call.reach);
+    // Columns of the image that can be seen, and where the first of them goes if nothing is mirrored.
+    const int begin = std::max(0, right), end = std::min(width, width + right);
+    std::fill(posed, posed + height * width * channels, T(0));
+    for (int row = std::max(0, -down); row < std::min(height, height - down); ++row) {
+      const T* from = image + (row + down) * width * channels;
+      T* to = posed + row * width * channels;
+      if (!flipped) {
+        std::copy(from + begin * channels, from + end * channels, to + (begin - right) * channels);
+        continue;
+      }
+      const auto mirror = [&](auto count) {
+        T* place = to + (width - 1 + right - begin) * count;
+        for (int column = begin; column < end; ++column, place -= count)
+          for (int channel = 0; channel < count; ++channel)
+            place[channel] = from[column * count + channel];
+      };
+      // Known to the compiler, three colours take two thirds of the time.
+      if (channels == 3)
+        mirror(std::integral_constant<int, 3>{});
+      else
+        mirror(channels);
     }
-    return x;
   }
 
   // `measures`, if not null, receives the measurements of the slots.
   void backward(Maps<T> dy, T* measures) {
-    for (size_t i = stages_.size(); i-- > 0;) {
-      if (measures && stages_[i].slot >= 0) measure_slot(stages_[i].slot, dy, measures);
-      const Maps<T> dx = stages_[i].layer->backward(dy, i > 0, arena_);
+    for (size_t i = path_.size(); i-- > 0;) {
+      const Stage& stage = stages_[path_[i].stage];
+      if (measures && stage.slot >= 0) measure_slot(stage.slot, dy, measures);
+      const Maps<T> dx = stage.layer->backward(dy, i > 0, arena_);
       if (dx.data != dy.data) arena_.give_back(dy);
       dy = dx;
     }
@@ -365,10 +422,12 @@ class Worker {
 
   HostSpec spec_;  // its arrays belong to the caller and live only during construction
   std::vector<Stage> stages_;
+  std::vector<Passage> path_;
   std::vector<size_t> stage_of_slot_;
   std::vector<Slot<T>*> slots_;
   std::vector<Watched> watched_;
   std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
+  std::vector<T> posed_;                // images of one register of lanes, as they are posed
   std::vector<int> block_sizes_;
   int parameters_ = 0, buffers_ = 0;
   Arena<T> arena_;

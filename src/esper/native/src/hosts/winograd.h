@@ -1,0 +1,179 @@
+// 3x3 convolution by Winograd's algorithm F(2x2, 3x3), which takes 16 products for 4 pixels instead
+// of 36 (Lavin and Gray, 2016, arXiv:1509.09308):
+//
+//   y = A' [(G w G') * (B' x B)] A
+//
+// for tiles of 2x2 pixels of y, which see 4x4 pixels of x. The products are summed over the input
+// channels before the outer transform, each of the 16 places of a transformed tile on its own.
+
+#pragma once
+
+#include <algorithm>
+
+#include "maps.h"
+
+namespace esper::hosts {
+
+constexpr int kTilePlaces = 16;
+constexpr int kLeastPixels = 16, kLeastRegisters = 64, kLeastChannels = 16;
+
+// Whether there are channels enough to be worth the transforms of tiles, and tiles enough to be worth
+// those of kernels. Of a few pixels the direct way skips many products with padding.
+template <class T>
+bool winograd_pays(const Maps<T>& x, int kernel, int outputs) {
+  return kernel == 3 && x.height % 2 == 0 && x.width % 2 == 0 && x.pixels() >= kLeastPixels &&
+         x.plane() >= kLeastRegisters * kLanes<T> &&
+         std::min(x.channels, outputs) >= kLeastChannels;
+}
+
+// Distance of the places of transformed tiles that have `count` registers each. Without the one
+// more, all 16 places would share a few lines of the cache.
+template <class T>
+constexpr ptrdiff_t place_stride(int count) {
+  return ptrdiff_t(count + 1) * kLanes<T>;
+}
+
+// G of 3 values to 4.
+template <class V>
+inline void transform_kernel(const V* in, int in_step, V* out, int out_step) {
+  const V outer = in[0] + in[2 * in_step], middle = in[in_step];
+  out[0] = in[0];
+  out[out_step] = (outer + middle) / V(2);
+  out[2 * out_step] = (outer - middle) / V(2);
+  out[3 * out_step] = in[2 * in_step];
+}
+
+// B' of 4 values to 4.
+template <class V>
+inline void transform_input(const V* in, int step, V* out) {
+  out[0] = in[0] - in[2 * step];
+  out[step] = in[step] + in[2 * step];
+  out[2 * step] = in[2 * step] - in[step];
+  out[3 * step] = in[step] - in[3 * step];
+}
+
+// A' of 4 values to 2.
+template <class V>
+inline void transform_output(const V* in, int in_step, V* out, int out_step) {
+  out[0] = in[0] + in[in_step] + in[2 * in_step];
+  out[out_step] = in[in_step] - in[2 * in_step] - in[3 * in_step];
+}
+
+// G w G' of one kernel, its places `stride` apart.
+template <class T>
+inline void kernel_tile(const T* weight, T* out, ptrdiff_t stride) {
+  T half[4 * 3], tile[kTilePlaces];
+  for (int j = 0; j < 3; ++j) transform_kernel(weight + j, 3, half + j, 3);
+  for (int i = 0; i < 4; ++i) transform_kernel(half + 3 * i, 1, tile + 4 * i, 1);
+  for (int place = 0; place < kTilePlaces; ++place) out[place * stride] = tile[place];
+}
+
+// B' x B for one register of images of a channel; (row, column) is the first pixel of the tile of y.
+template <class T>
+inline void input_tile(const Maps<T>& x, int channel, int row, int column, int lane, T* out,
+                       ptrdiff_t stride) {
+  const T* corner = x.channel(channel) + (row - 1) * x.row() +
+                    ptrdiff_t(column - 1) * x.lanes + lane;
+  const bool inside = row > 0 && column > 0 && row + 2 < x.height && column + 2 < x.width;
+  Vector<T> pixels[kTilePlaces], half[kTilePlaces], tile[kTilePlaces];
+  for (int i = 0; i < 4; ++i)
+    for (int j = 0; j < 4; ++j) {
+      const bool padding = !inside && (row + i < 1 || row + i > x.height || column + j < 1 ||
+                                       column + j > x.width);
+      pixels[4 * i + j] =
+          padding ? Vector<T>{} : load(corner + i * x.row() + ptrdiff_t(j) * x.lanes);
+    }
+  for (int j = 0; j < 4; ++j) transform_input(pixels + j, 4, half + j);
+  for (int i = 0; i < 4; ++i) transform_input(half + 4 * i, 1, tile + 4 * i);
+  for (int place = 0; place < kTilePlaces; ++place) store(out + place * stride, tile[place]);
+}
+
+// Writes a tile of y for one register of images: A' m A.
+template <class T>
+inline void output_tile(const T* sums, ptrdiff_t stride, T* out, ptrdiff_t row, int lanes) {
+  Vector<T> tile[kTilePlaces], half[2 * 4], pixels[2 * 2];
+  for (int place = 0; place < kTilePlaces; ++place) tile[place] = load(sums + place * stride);
+  for (int j = 0; j < 4; ++j) transform_output(tile + j, 4, half + j, 4);
+  for (int i = 0; i < 2; ++i) transform_output(half + 4 * i, 1, pixels + 2 * i, 1);
+  for (int i = 0; i < 2; ++i)
+    for (int j = 0; j < 2; ++j) store(out + i * row + ptrdiff_t(j) * lanes, pixels[2 * i + j]);
+}
+
+constexpr int kWinogradOutputs = kManyRegisters ? 8 : 4;
+
+// Transformed kernels, [block of outputs, place, input, output of the block].
+template <class T>
+T* kernel_tiles(const T* weight, int inputs, int outputs, Arena<T>& arena) {
+  constexpr int most = kWinogradOutputs;
+  T* tiles = arena.take(ptrdiff_t(rounded_up(outputs, most)) * inputs * kTilePlaces);
+  for (int o = 0; o < outputs; ++o) {
+    const int first = o / most * most, block = std::min(most, outputs - first);
+    for (int c = 0; c < inputs; ++c)
+      kernel_tile(weight + (ptrdiff_t(o) * inputs + c) * 9,
+                  tiles + ptrdiff_t(first) * kTilePlaces * inputs + c * block + o % most,
+                  ptrdiff_t(inputs) * block);
+  }
+  return tiles;
+}
+
+// The sums over input channels for OUTPUTS channels and COUNT registers, all places.
+template <class T, int OUTPUTS, int COUNT>
+inline void multiply_tiles(const T* inputs, int channels, const T* kernels, T* sums) {
+  for (int place = 0; place < kTilePlaces; ++place) {
+    Vector<T> total[OUTPUTS][COUNT] = {};
+    for (int c = 0; c < channels; ++c, kernels += OUTPUTS) {
+      Vector<T> values[COUNT];
+      for (int i = 0; i < COUNT; ++i) values[i] = load(inputs + (c * COUNT + i) * kLanes<T>);
+      for (int o = 0; o < OUTPUTS; ++o)
+        for (int i = 0; i < COUNT; ++i) total[o][i] += values[i] * kernels[o];
+    }
+    for (int o = 0; o < OUTPUTS; ++o)
+      for (int i = 0; i < COUNT; ++i) store(sums + (o * COUNT + i) * kLanes<T>, total[o][i]);
+    inputs += place_stride<T>(channels * COUNT);
+    sums += place_stride<T>(OUTPUTS * COUNT);
+  }
+}
+
+// Computes COUNT tiles of a row of tiles, counted by column and then by register of images.
+template <class T, int COUNT>
+void convolve_tiles(const Maps<T>& x, const T* kernels, const Maps<T>& y, int row, int first,
+                    T* inputs, T* sums) {
+  const int registers = x.lanes / kLanes<T>;
+  int column[COUNT], lane[COUNT];
+  for (int i = 0; i < COUNT; ++i) {
+    column[i] = (first + i) / registers * 2;
+    lane[i] = (first + i) % registers * kLanes<T>;
+    for (int c = 0; c < x.channels; ++c)
+      input_tile(x, c, row, column[i], lane[i], inputs + (c * COUNT + i) * kLanes<T>,
+                 place_stride<T>(x.channels * COUNT));
+  }
+  for (int o = 0; o < y.channels; o += kWinogradOutputs)
+    at_compile_time<kWinogradOutputs>(
+        std::min(kWinogradOutputs, y.channels - o), [&](auto outputs) {
+          multiply_tiles<T, outputs(), COUNT>(
+              inputs, x.channels, kernels + ptrdiff_t(o) * kTilePlaces * x.channels, sums);
+          for (int k = 0; k < outputs(); ++k)
+            for (int i = 0; i < COUNT; ++i)
+              output_tile(sums + (k * COUNT + i) * kLanes<T>, place_stride<T>(outputs() * COUNT),
+                          y.channel(o + k) + row * y.row() + ptrdiff_t(column[i]) * y.lanes +
+                              lane[i],
+                          y.row(), y.lanes);
+        });
+}
+
+// The same as `convolve` with a 3x3 kernel, for an even height and width.
+template <class T>
+void convolve_winograd(Maps<T> x, const T* weight, Maps<T> y, Arena<T>& arena) {
+  constexpr int count = 2;
+  const T* kernels = kernel_tiles(weight, x.channels, y.channels, arena);
+  T* inputs = arena.take(kTilePlaces * place_stride<T>(x.channels * count));
+  T* sums = arena.take(kTilePlaces * place_stride<T>(kWinogradOutputs * count));
+  const int tiles = x.width / 2 * (x.lanes / kLanes<T>), pairs = tiles / count * count;
+  for (int row = 0; row < x.height; row += 2) {
+    for (int first = 0; first < pairs; first += count)
+      convolve_tiles<T, count>(x, kernels, y, row, first, inputs, sums);
+    if (pairs < tiles) convolve_tiles<T, 1>(x, kernels, y, row, pairs, inputs, sums);
+  }
+}
+
+}  // namespace esper::hosts
