@@ -48,13 +48,16 @@ class NaiveBackend:
         host: the host of all environments.
         threads: number of torch threads.
         channels_last: whether images and weights have their channels last in memory.
+        half: whether the modules run under autocast to bfloat16.
     """
 
     name = "naive"
     uses_all_threads = True
 
-    def __init__(self, host: Host, threads: int = 1, channels_last: bool = False):
-        self.host, self.threads = host, threads
+    def __init__(
+        self, host: Host, threads: int = 1, channels_last: bool = False, half: bool = False
+    ):
+        self.host, self.threads, self.half = host, threads, half
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.modules: dict[tuple[object, ...], Modules] = {}
         self.optimizers: dict[int, Optimizers] = {}
@@ -105,8 +108,9 @@ class NaiveBackend:
             labels = minibatches.labels[drawn]
             for optimizer in optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
-            logits = module(images, living)
-            loss = F.cross_entropy(logits, labels)
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
+                logits = module(images, living)
+                loss = F.cross_entropy(logits, labels)
             loss.backward()
             for name, part in {"": module, **living}.items():
                 norm = nn.utils.clip_grad_norm_(part.parameters(), optimisation.max_gradient_norm)
@@ -147,9 +151,11 @@ class NaiveBackend:
                 images = held_back.images[data].permute(0, 3, 1, 2)
                 module, living = self._loaded(row, i, stack, of_variant)
                 module.eval()
-                logits = module(images.contiguous(memory_format=self.format), living)
+                images = images.contiguous(memory_format=self.format)
                 labels = held_back.labels[data]
-                log_likelihood = -F.cross_entropy(logits, labels, reduction="none")
+                with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
+                    logits = module(images, living)
+                    log_likelihood = -F.cross_entropy(logits, labels, reduction="none")
                 hits = (logits.argmax(1) == labels).float()
                 scores.append(
                     torch.stack([-log_likelihood.mean(), hits.mean(), log_likelihood.exp().mean()])

@@ -24,8 +24,8 @@ from esper.tolaria.precision import Precision
 
 ROUND = 10
 """Steps that a loop takes per round. Each finds its data in the cache after the first of them."""
-FORMATS = {"NCHW": False, "NHWC": True}
-"""Memory formats of the naive loop, and whether each has the channels last."""
+FORMATS = {"NCHW": (False, False), "NHWC": (True, False), "NHWC bfloat16": (True, True)}
+"""Formats of the naive loop: whether each has the channels last, and computes in half precision."""
 _ENDED = "a naive process ended; its error stands above"
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -49,10 +49,11 @@ class Contender(Protocol):
         """Give back what it holds."""
 
 
-def naive_loop(workload: Workload, threads: int, channels_last: bool) -> Loop:
-    """Return a naive loop in float32."""
+def naive_loop(workload: Workload, threads: int, form: str = "NCHW") -> Loop:
+    """Return a naive loop with one of ``FORMATS``."""
     bare = replace(workload, precision=Precision(workload.device))
-    made = partial(NaiveBackend, threads=threads, channels_last=channels_last)
+    channels_last, half = FORMATS[form]
+    made = partial(NaiveBackend, threads=threads, channels_last=channels_last, half=half)
     return Loop(bare, "torch", instead=made)
 
 
@@ -74,7 +75,7 @@ def shares(workload: Workload, count: int) -> list[Workload]:
 class Processes:
     """Single-threaded processes, one per core, each with a naive loop over its share.
 
-    A process keeps a loop for each memory format; only one of them runs at a time. Each process
+    A process keeps a loop for each format; only one of them runs at a time. Each process
     updates a policy of its own.
 
     Args:
@@ -129,7 +130,7 @@ class Processes:
 def serve(connection: Connection, workload: Workload) -> None:
     """Run naive loops in this process as ``Processes.call`` asks, until the connection closes."""
     torch.set_num_threads(1)
-    loops = {name: naive_loop(workload, 1, last) for name, last in FORMATS.items()}
+    loops = {name: naive_loop(workload, 1, name) for name in FORMATS}
     connection.send(None)
     try:
         while True:
@@ -143,7 +144,7 @@ def serve(connection: Connection, workload: Workload) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The loops of one memory format in all processes, as a contender."""
+    """The loops of one format in all processes, as a contender."""
 
     processes: Processes
     name: str
@@ -171,8 +172,8 @@ class Share:
 class NaiveWays:
     """The naive loop in every way, as contenders by name; a context that ends their processes.
 
-    The ways are one process with 1, 2 or all threads, and one single-threaded process per core,
-    each in both memory formats; on a GPU, which computes one after the other, one process.
+    The ways are one process with all threads, and one single-threaded process per core, each in all
+    ``FORMATS``; on a GPU, which computes one after the other, one process.
 
     Args:
         workload: the workload; its ``threads`` are the cores.
@@ -181,11 +182,10 @@ class NaiveWays:
     def __init__(self, workload: Workload):
         cores = workload.threads if workload.device == "cpu" else 1
         self.contenders: dict[str, Contender] = {
-            f"{threads} {'thread' if threads == 1 else 'threads'}, {name}": naive_loop(
-                workload, threads, last
+            f"{cores} {'thread' if cores == 1 else 'threads'}, {name}": naive_loop(
+                workload, cores, name
             )
-            for threads in sorted({1, min(2, cores), cores})
-            for name, last in FORMATS.items()
+            for name in FORMATS
         }
         self.processes: Processes | None = None
         if workload.device == "cpu":

@@ -23,7 +23,7 @@ from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.config import LearnerConfig, TrainConfig
 from esper.nissa.hub import Hub
 from esper.nissa.sinks import JsonLines
-from esper.runtime.data import Dataset
+from esper.runtime.data import Augmentation, Dataset
 from esper.runtime.tasks import Task, find_all, task
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.environment import GrowthEnv
@@ -44,12 +44,12 @@ GERMINATION_STEP = 5
 SEED = 1
 
 
-def _pixels(validation: int) -> Dataset:
-    """Random images of the shape of CIFAR-10's; for timing only, there is nothing to learn."""
+def _pixels(validation: int, side: int = 32, channels: int = 3) -> Dataset:
+    """Random images, of the shape of CIFAR-10's by default; there is nothing to learn."""
     generator = torch.Generator().manual_seed(0)
 
     def split(count: int) -> tuple[Tensor, Tensor]:
-        images = torch.randn(count, 32, 32, 3, generator=generator)
+        images = torch.randn(count, side, side, channels, generator=generator)
         return images, torch.randint(10, (count,), generator=generator)
 
     return Dataset(*split(1024), *split(validation), *split(32), classes=10)
@@ -57,13 +57,35 @@ def _pixels(validation: int) -> Dataset:
 
 @task
 def pixels() -> Task:
-    """CIFAR-shaped pixels for a host of 8-16-32 channels."""
+    """CIFAR-shaped pixels, shifted and mirrored, for a host of 8-16-32 channels."""
     return Task(
         name="pixels",
         summary="random pixels of CIFAR-10's shape",
         host=CnnHost((8, 16, 32), 10, (32, 32, 3), pools=3),
         data=lambda: _pixels(256),
+        augmentation=Augmentation(reach=4, flip=True),
     )
+
+
+def _wide(*channels: int) -> Task:
+    return Task(
+        name=f"wide_{channels[0]}",
+        summary="random pixels of 8 by 8",
+        host=CnnHost(channels, 10, (8, 8, 1), pools=1),
+        data=lambda: _pixels(256, side=8, channels=1),
+    )
+
+
+@task
+def wide_32() -> Task:
+    """Images of 8 by 8 for a host of 32-64 channels."""
+    return _wide(32, 64)
+
+
+@task
+def wide_128() -> Task:
+    """Images of 8 by 8 for a host of 128-256 channels."""
+    return _wide(128, 256)
 
 
 @task
@@ -84,7 +106,7 @@ class Workload:
     """The workload to run.
 
     Attributes:
-        task: name of a task, possibly ``pixels`` or ``pixels_tiny``.
+        task: name of a task, possibly one of this file.
         envs: number of environments without twins.
         episode_length: steps of an episode.
         max_batches, batch_size: minibatches of a step and their size; the task's own when None.

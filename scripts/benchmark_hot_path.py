@@ -8,10 +8,10 @@ A loop trains, validates and ablates the hosts, runs the policy, learns from the
 writes telemetry. It is compared with a ``naive`` loop whose hosts are ordinary modules, one per
 environment, in a Python loop, with fused AdamW and the same allocator settings. The naive loop uses
 the same minibatches and must compute the same numbers, which is checked first. It takes part in
-every way of ``hot_path_race.NaiveWays``: one process with 1, 2 or all threads and one
-single-threaded process per core, each in NCHW and NHWC. All loops take their turn in every round,
-and the fastest naive way of each round counts. For the workload, see
-``benchmarks/hot_path_workload.py``.
+every way of ``hot_path_race.NaiveWays``: one process with all threads and one single-threaded
+process per core, each in NCHW, NHWC and NHWC with bfloat16. All loops take their turn in every
+round, and the fastest naive way of each round counts. On a busy machine it refuses to race, unless
+``--busy`` is given. For the workload, see ``benchmarks/hot_path_workload.py``.
 """
 
 import argparse
@@ -43,6 +43,7 @@ from reporting import table
 from oracles.naive import naive_host
 
 CHECKED_STEPS, CHECKED_RATE = 12, 5e-3
+MOST_OTHERS = 0.1
 COMPILE_MODES = get_args(get_type_hints(MachineConfig)["compile"])
 
 
@@ -60,7 +61,7 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
         max_batches=1,
         learning_rate=CHECKED_RATE,
     )
-    loops = [Loop(short, backend), naive_loop(short, threads=1, channels_last=False)]
+    loops = [Loop(short, backend), naive_loop(short, threads=1)]
     for loop in loops:
         loop.begin()
     for _ in range(CHECKED_STEPS):
@@ -206,6 +207,25 @@ def host_flops(workload: Workload) -> float:
     return (training.get_total_flops() * trained + validation.get_total_flops() * images) / 2
 
 
+def share_of_others(seconds: float = 1.0) -> float:
+    """Return the share of the processors that is in use while this process sleeps.
+
+    0 where the system has no ``/proc/stat``.
+    """
+    file = Path("/proc/stat")
+    if not file.exists():
+        return 0.0
+
+    def ticks() -> tuple[int, int]:
+        counts = [int(count) for count in file.read_text().splitlines()[0].split()[1:9]]
+        return sum(counts), counts[3] + counts[4]  # idle and waiting for disks
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    later, later_idle = ticks()
+    return 1 - (later_idle - idle) / max(later - total, 1)
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the results in Markdown: the loops, then every naive way."""
     parts = ("host", "policy", "update", "rest")
@@ -306,12 +326,21 @@ def main() -> int:
     parser.add_argument("--telemetry", default="normal")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", type=Path, help="file for the rows; a table is written beside it")
+    parser.add_argument("--busy", action="store_true", help="race beside other work all the same")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
     arguments = parser.parse_args()
     if arguments.compare:
         before, after = (json.loads(path.read_text()) for path in arguments.compare)
         print(compared(before, after))
         return 0
+    share = share_of_others()
+    if share > MOST_OTHERS and not arguments.busy:
+        print(
+            f"error: other programs use {share:.0%} of the processors, which would spoil the "
+            "ratios; wait until they end, or give --busy",
+            file=sys.stderr,
+        )
+        return 2
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     (task,) = find_all([arguments.task])

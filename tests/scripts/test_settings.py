@@ -243,6 +243,12 @@ def test_settings_of_esper_keep_their_own_ranges_beside_fields_of_the_prior_syst
         unflatten({"entropy_coef_start": "high"})
 
 
+def test_the_part_of_the_validation_images_is_that_of_the_setting_or_of_the_task() -> None:
+    for setting in ({}, {"validation_part": 100}):
+        (task,) = resolve_tasks(unflatten({"task": ["digits_shift"]} | setting))
+        assert task.validation_part == setting.get("validation_part")
+
+
 @pytest.mark.parametrize("norm", [0.5, 3.0])
 def test_the_clip_norm_of_hosts_is_that_of_every_task(norm: float) -> None:
     given = {"task": ["digits_shift", "digits_mlp"]}

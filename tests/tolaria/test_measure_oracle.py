@@ -1,6 +1,7 @@
 """Validation, ablation and commitment compared with one module per environment, in fp64."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ from support import (
     Garden,
     Plant,
     assert_same,
+    bank_of,
     mixed_gardens,
     naive_environments,
     planted,
     seed_state,
     small_host,
     small_mlp,
+    small_task,
 )
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -82,6 +85,38 @@ def test_the_test_split_is_measured_on_request():
     state = seed_state(garden, 3)
     validation, test = (engine.measure(state, 0, False, s).scores for s in ("validation", "test"))
     assert not torch.equal(validation.loss, test.loss)
+
+
+def test_a_part_of_the_validation_images_is_measured_in_turn():
+    """All are measured with the commitments, which count; the rest of 130 belongs to no part."""
+    garden: Garden = [{0: Plant("conv_light"), 2: Plant("norm", alpha=0.5)}, {}]
+    engine, state = planted(HOST, garden), seed_state(garden, 3)
+    engine.bank = bank_of(replace(small_task(HOST), validation_part=40))
+    environments = naive_environments(HOST, engine.stack, garden, engine.optimisation(0))
+    label_of = {
+        image.sum().item(): int(label)
+        for image, label in zip(
+            engine.bank.validation_images[0], engine.bank.validation_labels[0], strict=True
+        )
+    }
+    turns = []
+    for step in range(4):
+        held_back = engine.bank.validation_part(step, torch.zeros(2, dtype=torch.long))
+        part, labels = held_back.images[0], held_back.labels[0]
+        turns.append({image.sum().item() for image in part})
+        assert labels.tolist() == [label_of[image.sum().item()] for image in part]
+        for _ in range(2):
+            measured = engine.measure(state, step, committed=False)
+            for n, environment in enumerate(environments):
+                expected = environment.score(part.permute(0, 3, 1, 2), labels)
+                assert_same_scores(measured.scores, n, expected)
+    assert [len(turn) for turn in turns] == [40] * 4
+    assert turns[3] == turns[0]
+    assert len(set.union(*turns[:3])) == 120
+    assert set.union(*turns) < label_of.keys()
+    check(engine, garden)
+    check(engine, garden, "test")
+    assert len(bank_of(replace(small_task(HOST), validation_part=130)).parts) == 1
 
 
 def test_fossilisation_changes_only_the_committed_scores():

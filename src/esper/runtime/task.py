@@ -153,6 +153,8 @@ class Task:
         augmentation: augmentation of training images, if any.
         pretraining: training of the hosts before the episode; they start from initial weights if
             None.
+        validation_part: validation images of a step, a part that changes from step to step; all of
+            them if None. The last steps of an episode, which are scored, take all in any case.
         price: price of parameters, see ``tamiyo.policy.features.utility``.
         family: name of the family that the task was drawn from, if any.
 
@@ -180,11 +182,12 @@ class Task:
     drift: Drift | None = None
     augmentation: Augmentation | None = None
     pretraining: Pretraining | None = None
+    validation_part: int | None = None
     price: float = 0.05
     family: str | None = None
 
     def __post_init__(self) -> None:
-        host_rate = self.host_learning_rate
+        host_rate, part = self.host_learning_rate, self.validation_part
         for field, fits, rule in (
             ("episode_length", self.episode_length >= 1, "be at least 1"),
             ("max_batches", self.max_batches >= 1, "be at least 1"),
@@ -194,6 +197,7 @@ class Task:
             ("tuning", self.tuning in TUNINGS, f"be one of {', '.join(TUNINGS)}"),
             ("max_gradient_norm", self.max_gradient_norm > 0.0, "be above 0"),
             ("host_learning_rate", host_rate is None or host_rate >= 0.0, "be 0 or more"),
+            ("validation_part", part is None or part >= 1, "be at least 1"),
             ("deadline", 0.0 < self.deadline <= 1.0, "lie in (0, 1]"),
             ("price", self.price >= 0.0, "be 0 or more"),
         ):

@@ -80,6 +80,7 @@ class StackKey:
     weight_decay: float
     momentum: float | None
     max_gradient_norm: float
+    validation_part: int | None
     augmentation: Augmentation | None
 
     @classmethod
@@ -102,6 +103,7 @@ class StackKey:
             task.weight_decay,
             task.momentum,
             task.max_gradient_norm,
+            task.validation_part,
             task.augmentation,
         )
 
@@ -206,6 +208,18 @@ class DataBank:
             labels = [getattr(data, f"{split}_labels").to(device) for data in sets]
             setattr(self, f"{split}_images", torch.stack(images))
             setattr(self, f"{split}_labels", torch.stack(labels))
+        # Kept, because backends keep what they make of a set.
+        self.parts = self._validation_parts(self.tasks[0].validation_part)
+
+    def _validation_parts(self, size: int | None) -> list[tuple[Tensor, Tensor]]:
+        """Images and labels of parts of ``size`` images, drawn without replacement."""
+        images, labels = (getattr(self, f"validation_{part}") for part in ("images", "labels"))
+        count = images.shape[1]
+        if size is None or size >= count:
+            return [(images, labels)]
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(self.device)
+        indices = order[: count // size * size].view(-1, size)
+        return [(images[:, part], labels[:, part]) for part in indices]
 
     def rate_factors(self, step: int, length: int) -> Tensor:
         """Factor of each task's learning rates at a step, ``[tasks]``; see ``DECAYS``.
@@ -250,6 +264,11 @@ class DataBank:
     def held_back(self, split: str, dataset: Tensor) -> HeldBack:
         """Images and labels of ``split``; ``dataset``, int64 ``[R]``, is each row's data set."""
         return HeldBack(getattr(self, f"{split}_images"), getattr(self, f"{split}_labels"), dataset)
+
+    def validation_part(self, step: int, dataset: Tensor) -> HeldBack:
+        """The part of the validation split that is the turn of ``step``; see ``Task``."""
+        images, labels = self.parts[step % len(self.parts)]
+        return HeldBack(images, labels, dataset)
 
 
 def _host_rate(task: Task) -> float:

@@ -13,7 +13,7 @@ from esper.kasmina.slots import initial_distribution_on, stack_tables
 from esper.kasmina.transfer import moved_together, on_host
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Pretraining, Task
-from esper.tolaria.backends import Backend, Minibatches, Optimisation, Variant
+from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation, Variant
 from esper.tolaria.bank import ChannelMove, DataBank, TrainedHosts, channel_moves
 from esper.tolaria.coalitions import Coalitions, coalition_variants, grouped_by_first_change
 from esper.tolaria.memory import keep_memory
@@ -202,6 +202,9 @@ class Engine:
     ) -> Measurement:
         """Validate the hosts, each host without each of its acting seeds, and the committed hosts.
 
+        Unless the committed hosts are measured, on the part of the images that is the turn of
+        ``step``, if the task has parts.
+
         Args:
             state: the seeds of the rows to measure.
             step: step of the episode, which selects the data before or after a drift.
@@ -213,7 +216,9 @@ class Engine:
         """
         host = host or state.on_host()
         ablations, commitments = variants or self.variants(host, committed)
-        scores, parts = self._evaluate(state, host, step, ablations + commitments, split, rows)
+        in_turn = split == "validation" and not committed
+        held_back = self._held_back(step, None if in_turn else split, rows)
+        scores, parts = self._evaluate(state, host, ablations + commitments, held_back, rows)
         contribution = torch.where(state.acting, 0.0, float("nan"))
         for variant, without in zip(ablations, parts, strict=False):
             change = scores.expected[variant.rows] - without.expected
@@ -232,7 +237,7 @@ class Engine:
         host = host or state.on_host()
         fossils = _fossils(host)
         on_device = fossils if host is state else _fossils(state)
-        return self._evaluate(on_device, fossils, step, [], split, None)[0]
+        return self._evaluate(on_device, fossils, [], self._held_back(step, split))[0]
 
     def variants(self, state: SeedState, committed: bool) -> Variants:
         """The ablations and commitments that ``measure`` validates, on the hosts' device.
@@ -254,20 +259,26 @@ class Engine:
         coalitions = Coalitions.of(state)
         on_host, columns = coalition_variants(host, coalitions.members)
         variants = moved_variants(on_host, self.device)
-        scores, variant_scores = self._evaluate(state, host, step, variants, "validation", None)
+        held_back = self._held_back(step, "validation")
+        scores, variant_scores = self._evaluate(state, host, variants, held_back)
         return coalitions.with_values(scores.expected, variants, columns, variant_scores)
+
+    def _held_back(self, step: int, split: str | None, rows: Tensor | None = None) -> HeldBack:
+        """All images of a split for ``rows``, or the part of the validation split for ``step``."""
+        dataset = self.datasets(step)[self.rows.group_index]
+        dataset = dataset if rows is None else dataset[rows]
+        if split is None:
+            return self.bank.validation_part(step, dataset)
+        return self.bank.held_back(split, dataset)
 
     def _evaluate(
         self,
         state: SeedState,
         host: SeedState,
-        step: int,
         variants: list[Variant],
-        split: str,
-        rows: Tensor | None,
+        held_back: HeldBack,
+        rows: Tensor | None = None,
     ) -> tuple[Scores, list[Scores]]:
-        dataset = self.datasets(step)[self.rows.group_index]
-        held_back = self.bank.held_back(split, dataset if rows is None else dataset[rows])
         seeds = Seeds.acting(state, host)
         with _OUTSIDE_INFERENCE_MODE():
             return self.backend.evaluate(self.stack, seeds, held_back, variants, rows)

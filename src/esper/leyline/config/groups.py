@@ -121,6 +121,9 @@ class WorldConfig(EpisodeRules):
     host_gradient_norm: float | None = setting(None, POSITIVE, only="growth")
     """Norm to which the gradient of each host and of each seed is clipped; by default that of the
     task, which is 1 unless it says otherwise."""
+    validation_part: int | None = setting(None, up_to(10_000_000), only="growth")
+    """Validation images of a step, a part in turn; the last steps of an episode take all. By
+    default set by the task, which is all of them unless it says otherwise."""
     seed: int = setting(42, SEEDS, main=True)
     """Root seed of all random numbers, in [0, 2^32)."""
 

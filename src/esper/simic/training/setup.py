@@ -158,6 +158,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
             task = reading(task, config.world.text_file)
         if config.world.host_gradient_norm is not None:
             task = replace(task, max_gradient_norm=config.world.host_gradient_norm)
+        task = replace(task, validation_part=config.world.validation_part or task.validation_part)
         if not config.world.slots:
             return task
         slots = resolve_slots(task.host, config.world.slots)
