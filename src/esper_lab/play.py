@@ -324,7 +324,11 @@ def description(value: Any) -> object:
     """
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__qualname__
-        names = {field.name: FORMER_FIELDS.get((kind, field.name)) for field in fields(value)}
+        names = {
+            field.name: FORMER_FIELDS.get((kind, field.name))
+            for field in fields(value)
+            if (kind, field.name) not in LATER_FIELDS or getattr(value, field.name) is not None
+        }
         return (kind, description({old or new: getattr(value, new) for new, old in names.items()}))
     if isinstance(value, partial):
         return ("partial", description((value.func, value.args, value.keywords)))
@@ -352,8 +356,10 @@ FORMER_MODULES = {
     "mislabelled": "esper.runtime.data",
 }
 FORMER_FIELDS = {("Task", "price"): "rent"}
-"""Former modules of functions of ``esper_lab.data``, and former names of fields, by which the keys
-of kept stages and shipped controls know them."""
+LATER_FIELDS = {("Task", "validation_part")}
+"""Former modules of functions of ``esper_lab.data``, former names of fields, by which the keys of
+kept stages and shipped controls know them, and fields that these do not know: not in keys if None.
+"""
 
 
 def _name(value: Any) -> str:
