@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import Family, add_family
+from esper.runtime.tasks import Family, add_family, find
 from esper.tamiyo.policy.features import utility
 from esper_lab import shipped_controls as module
 from esper_lab.controls import ORDERS, controls_identity
 from esper_lab.evaluation import NEVER_GROW, Rung
 from esper_lab.hosts import evaluation_hosts
 from esper_lab.plans import NEVER, library
-from esper_lab.play import Hosts, play_plans
+from esper_lab.play import Hosts, digest, play_plans
 from esper_lab.shipped_controls import (
     ShippedControls,
     shipped_controls,
@@ -34,6 +34,11 @@ TOLERANCE = 0.1
 """Difference in utility of one host that rounding on another processor may make. Between the
 backends it is 0.05: hosts that were trained before the episode differ as well."""
 SIZE = 300_000
+
+
+def test_keys_tell_parts_of_the_validation_images_apart() -> None:
+    tasks = [replace(find("digits_shift"), validation_part=part) for part in (None, 100, 200)]
+    assert len({digest(each) for each in tasks}) == 3
 
 
 def check(suite: str, controls: ShippedControls) -> None:
