@@ -63,7 +63,7 @@ inline void convolve_block(const T* x, ptrdiff_t x_plane, int inputs, const Tap*
 template <int REGISTERS>
 constexpr int kOutputBlock = (kManyRegisters ? 16 : 8) / (REGISTERS < 2 ? 2 : REGISTERS);
 
-// Computes all output channels of one pixel for REGISTERS vectors of images.
+// Computes all output channels of REGISTERS vectors of images, of one pixel or of neighbours.
 template <class T, int REGISTERS>
 inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int tap_count,
                            const T* weight, int kernel_size, T* y, const Maps<T>& out) {
@@ -80,17 +80,20 @@ inline void convolve_pixel(const T* x, const Maps<T>& in, const Tap* taps, int t
 // Twin of kasmina.ops.conv2d.
 template <class T>
 void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, RowChoice rows = {}) {
-  const int kernel_size = kernel * kernel, registers = x.lanes / kLanes<T>;
+  const int kernel_size = kernel * kernel, reach = kernel / 2, registers = x.lanes / kLanes<T>;
   Tap taps[9];
   for (int row = 0; row < y.height; ++row) {
     const int x_row = rows.first + row * rows.step;
-    for (int column = 0; column < x.width; ++column) {
+    for (int column = 0, run = 1; column < x.width; column += run) {
+      // The pixels that miss no column of the kernel have the same taps and lie side by side.
+      const bool inside = column >= reach && column + reach < x.width;
+      run = inside ? x.width - reach - column : 1;
       const int count = taps_at(x, kernel, x_row, column, taps);
       const T* from = x.data + x_row * x.row() + ptrdiff_t(column) * x.lanes;
       T* to = y.data + row * y.row() + ptrdiff_t(column) * y.lanes;
-      in_registers(registers, [&](auto block, int first) {
-        const ptrdiff_t lane = ptrdiff_t(first) * kLanes<T>;
-        convolve_pixel<T, block()>(from + lane, x, taps, count, weight, kernel_size, to + lane, y);
+      in_registers(run * registers, [&](auto block, int first) {
+        const ptrdiff_t i = ptrdiff_t(first) * kLanes<T>;
+        convolve_pixel<T, block()>(from + i, x, taps, count, weight, kernel_size, to + i, y);
       });
     }
   }
