@@ -333,8 +333,7 @@ def main() -> int:
         before, after = (json.loads(path.read_text()) for path in arguments.compare)
         print(compared(before, after))
         return 0
-    share = share_of_others()
-    if share > MOST_OTHERS and not arguments.busy:
+    if not arguments.busy and (share := share_of_others()) > MOST_OTHERS:
         print(
             f"error: other programs use {share:.0%} of the processors, which would spoil the "
             "ratios; wait until they end, or give --busy",

@@ -183,21 +183,13 @@ class BatchNorm : public Layer<T> {
 
   // Normalises a channel; y may be x unless it is pooled.
   static void normalise(const Maps<T>& x, int c, Scale s, bool pooled, const Maps<T>& y) {
-    const T* in = x.channel(c);
-    T* out = y.channel(c);
-    if (!pooled) {
-      for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>) store(out + i, s(load(in + i)));
+    if (pooled) {
+      pool_channel(x, c, s, y);
       return;
     }
-    in_windows(
-        x,
-        [&](const ptrdiff_t* pixels, ptrdiff_t window) {
-          Vector<T> most = s(load(in + pixels[0]));
-          for (int place = 1; place < kPlaces; ++place)
-            most = larger<T>(s(load(in + pixels[place])), most);
-          store(out + window, most);
-        },
-        [](ptrdiff_t) {});
+    const T* in = x.channel(c);
+    T* out = y.channel(c);
+    for (ptrdiff_t i = 0; i < x.plane(); i += kLanes<T>) store(out + i, s(load(in + i)));
   }
 
   // Replaces an element of the gradient of y by that before the ReLU.

@@ -57,6 +57,22 @@ Maps<T> pooled_maps(Maps<T> x, Arena<T>& arena) {
   return x;
 }
 
+// Writes the largest value(x) of every window of a channel.
+template <class T, class Function>
+inline void pool_channel(const Maps<T>& x, int channel, Function value, const Maps<T>& y) {
+  const T* in = x.channel(channel);
+  T* out = y.channel(channel);
+  in_windows(
+      x,
+      [&](const ptrdiff_t* pixels, ptrdiff_t window) {
+        Vector<T> most = value(load(in + pixels[0]));
+        for (int place = 1; place < kPlaces; ++place)
+          most = larger<T>(value(load(in + pixels[place])), most);
+        store(out + window, most);
+      },
+      [](ptrdiff_t) {});
+}
+
 // x [channels, height, width, lanes] to y [channels, height / 2, width / 2, lanes].
 // Twin of kasmina.ops.max_pool.
 template <class T>
@@ -65,19 +81,8 @@ class MaxPool : public Layer<T> {
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     x_ = x;
     y_ = pooled_maps(x, arena);
-    for (int c = 0; c < x.channels; ++c) {
-      const T* in = x.channel(c);
-      T* out = y_.channel(c);
-      in_windows(
-          x,
-          [&](const ptrdiff_t* pixels, ptrdiff_t window) {
-            Vector<T> most = load(in + pixels[0]);
-            for (int place = 1; place < kPlaces; ++place)
-              most = larger<T>(load(in + pixels[place]), most);
-            store(out + window, most);
-          },
-          [](ptrdiff_t) {});
-    }
+    for (int c = 0; c < x.channels; ++c)
+      pool_channel(x, c, [](Vector<T> value) { return value; }, y_);
     return y_;
   }
 
