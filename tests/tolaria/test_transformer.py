@@ -29,6 +29,8 @@ from support import (
     train,
 )
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 HOST = small_gpt()
 MIXED = mixed_gardens(3, 16, SEQUENCE_NAMES)
 

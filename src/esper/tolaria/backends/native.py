@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.host import BlockHost, Host
 from esper.kasmina.hosts.mlp import MlpHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
 from esper.leyline.actions import BLUEPRINTS
 from esper.native.build import Unavailable
@@ -33,6 +34,9 @@ CALLS = definitions()
 KINDS = CALLS.enums["Kind"]
 """The blueprints that the library implements."""
 
+FAMILY_OF: dict[type[Host], str] = {CnnHost: "conv", MlpHost: "mlp", TransformerHost: "sequence"}
+"""Family of the hosts that the library implements."""
+
 EVALUATION_LANES = 64
 """Images scored at once if activations are small."""
 _ACTIVATION_BYTES = 1 << 20
@@ -46,7 +50,7 @@ class NativeBackend:
     that the library does not implement. This backend must not compute seeds of those blueprints.
 
     Args:
-        host: a ``CnnHost`` or an ``MlpHost``.
+        host: a ``CnnHost``, an ``MlpHost`` or a ``TransformerHost``.
         dtype: float32 or float64.
         threads: threads that share the environments of a call; the number does not change results.
 
@@ -65,10 +69,9 @@ class NativeBackend:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         # A subclass may compute something else.
-        if type(host) not in (CnnHost, MlpHost):
+        if type(host) not in FAMILY_OF:
             raise Unavailable(f"it does not implement hosts of the type {type(host).__name__}")
         self.host, self.dtype = host, dtype
-        assert isinstance(host, CnnHost | MlpHost)
         suffix, at = SUFFIXES[dtype], Pointers()
         create = function(f"hosts_create_{suffix}", CALLS.HostSpec, c_int, POINTER(c_void_p))
         self.network = Handle(f"hosts_free_{suffix}")
@@ -212,10 +215,10 @@ class NativeBackend:
         padded = images.new_zeros(sets, chunks * self.lanes, *images.shape[2:])
         padded[:, :count] = images
         numbers = padded.view(sets, chunks, self.lanes, *images.shape[2:])
-        if isinstance(self.host, CnnHost):
-            numbers_by_channel = numbers.permute(0, 1, 5, 3, 4, 2)
-        else:
+        if isinstance(self.host, MlpHost):
             numbers_by_channel = numbers.permute(0, 1, 3, 4, 5, 2)
+        else:
+            numbers_by_channel = numbers.permute(0, 1, 5, 3, 4, 2)
         packed = numbers_by_channel.to(self.dtype).contiguous()
         self.packed[images.data_ptr()] = images, packed
         return packed
@@ -241,18 +244,24 @@ class NativeBackend:
                 assert list(result) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
-def _host_spec(host: CnnHost | MlpHost, at: Pointers) -> Struct:
+def _host_spec(host: BlockHost, at: Pointers) -> Struct:
     """Description of a host for the library."""
     height, width, channels = host.image
-    blocks, kernel = (host.channels, host.kernel) if isinstance(host, CnnHost) else (host.widths, 0)
+    kernel, heads = getattr(host, "kernel", 1), getattr(host, "heads", 0)
+    if isinstance(host, TransformerHost):
+        blocks: tuple[int, ...] = (host.width,) * (host.layers + 1)
+    else:
+        blocks = host.channels if isinstance(host, CnnHost) else host.widths
     steps = CALLS.enums["Step"]
     program = [(steps.index(kind), number) for kind, number in host.program]
     spec: Struct = CALLS.HostSpec(
+        family=CALLS.enums["Family"].index(FAMILY_OF[type(host)]),
         height=height,
         width=width,
         channels=channels,
         classes=host.classes,
         kernel=kernel,
+        heads=heads,
         steps=len(program),
         slots=len(host.slots),
         blocks=len(host.block_sizes),

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "attention.h"
 #include "calls.h"
 #include "convolution.h"
 #include "normalisation.h"
@@ -11,25 +12,25 @@
 
 namespace esper::hosts {
 
-constexpr size_t kKinds = size_t(Kind::mlp) + 1;
+constexpr size_t kKinds = size_t(Kind::lora_large) + 1;
 
-// f = tanh(s) (GroupNorm(x) - x). Parameters: a scalar s, then weight and bias of the norm.
+// f = tanh(s) (norm(x) - x). Parameters: a scalar s, then weight and bias of the norm.
 // Twin of kasmina.blueprints.conv.norm.
 template <class T>
 class ScaledNorm : public Layer<T> {
  public:
-  explicit ScaledNorm(int channels)
-      : Layer<T>({1, channels, channels}), norm_(channels, norm_groups(channels), false) {}
+  ScaledNorm(int channels, std::unique_ptr<Layer<T>> norm)
+      : Layer<T>({1, channels, channels}), norm_(std::move(norm)) {}
 
   void bind(const T* parameters, T* gradient, T* buffers) override {
     Layer<T>::bind(parameters, gradient, buffers);
-    norm_.bind(parameters + 1, gradient + 1, buffers);
+    norm_->bind(parameters + 1, gradient + 1, buffers);
   }
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     scale_ = std::tanh(this->parameters_[0]);
     difference_ = arena.maps(x);
-    combine(difference_, norm_.forward(x, arena), x,
+    combine(difference_, norm_->forward(x, arena), x,
             [](Vector<T> normal, Vector<T> value) { return normal - value; });
     const Maps<T> f = arena.maps(x);
     const T scale = scale_;
@@ -46,13 +47,13 @@ class ScaledNorm : public Layer<T> {
     transform(dy, [scale](Vector<T> d) { return d * scale; });
     const Maps<T> through = arena.maps(dy);
     std::copy(dy.data, dy.data + dy.size(), through.data);
-    const Maps<T> dx = norm_.backward(through, input_needs_gradient, arena);
+    const Maps<T> dx = norm_->backward(through, input_needs_gradient, arena);
     combine(dx, dx, dy, [](Vector<T> a, Vector<T> b) { return a - b; });
     return dx;
   }
 
  private:
-  GroupNorm<T> norm_;
+  std::unique_ptr<Layer<T>> norm_;
   T scale_ = 0;
   Maps<T> difference_;
 };
@@ -114,28 +115,40 @@ class Attention : public Layer<T> {
   Maps<T> x_, factor_;
 };
 
-// LayerNorm, linear, ReLU, linear. With the single pixel of a fully connected slot, GroupNorm
-// with one group is LayerNorm.
+// LayerNorm, linear, ReLU, linear.
 // Twin of kasmina.blueprints.mlp._perceptron.
 template <class T>
 std::unique_ptr<Layer<T>> perceptron(int channels, int hidden) {
-  return Chain<T>::of(GroupNorm<T>(channels, 1, false),
+  return Chain<T>::of(LayerNorm<T>(channels),
                       Convolution<T>(channels, hidden, 1, true, true),
                       Convolution<T>(hidden, channels, 1));
 }
 
+// Twin of kasmina.blueprints.sequence.sequence_attention.
+template <class T>
+std::unique_ptr<Layer<T>> sequence_attention(int channels) {
+  const int heads = channels % 4 == 0 ? 4 : channels % 2 == 0 ? 2 : 1;
+  return Chain<T>::of(LayerNorm<T>(channels), Convolution<T>(channels, 3 * channels, 1),
+                      CausalAttention<T>(heads), Convolution<T>(channels, channels, 1));
+}
+
 // Twin of kasmina.blueprints.build.
 template <class T>
-std::unique_ptr<Layer<T>> make_branch(Kind kind, int channels) {
+std::unique_ptr<Layer<T>> make_branch(Kind kind, int channels, Family family) {
   using Conv = Convolution<T>;
+  const bool sequence = family == Family::sequence;
   const auto norm = [](int width, bool rectify) {
     return GroupNorm<T>(width, norm_groups(width), rectify);
   };
   const int narrow = std::max(8, channels / 4), wide = 4 * channels;
   switch (kind) {
     case Kind::norm:
-      return std::make_unique<ScaledNorm<T>>(channels);
+      if (sequence)
+        return std::make_unique<ScaledNorm<T>>(channels, std::make_unique<LayerNorm<T>>(channels));
+      return std::make_unique<ScaledNorm<T>>(
+          channels, std::make_unique<GroupNorm<T>>(norm(channels, false)));
     case Kind::attention:
+      if (sequence) return sequence_attention<T>(channels);
       return std::make_unique<Attention<T>>(channels);
     case Kind::conv_small:
       return Chain<T>::of(norm(channels, true), Conv(channels, channels, 1));
@@ -153,6 +166,10 @@ std::unique_ptr<Layer<T>> make_branch(Kind kind, int channels) {
       return perceptron<T>(channels, 2 * channels);
     case Kind::mlp:
       return perceptron<T>(channels, 4 * channels);
+    case Kind::lora:
+      return Chain<T>::of(Conv(channels, 8, 1), Conv(8, channels, 1));
+    case Kind::lora_large:
+      return Chain<T>::of(Conv(channels, 32, 1), Conv(32, channels, 1));
   }
   return nullptr;
 }

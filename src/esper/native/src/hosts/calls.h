@@ -10,6 +10,9 @@ namespace esper::hosts {
 // Instructions of a host's program.
 enum class Step : int32_t { input, block, slot, pool, head };
 
+// The families of hosts and slots, in the order of kasmina.blueprints.FAMILIES.
+enum class Family : int32_t { conv, mlp, sequence };
+
 // The blueprints, named as in Python.
 enum class Kind : int32_t {
   conv_light,
@@ -21,6 +24,8 @@ enum class Kind : int32_t {
   conv_heavy,
   mlp_small,
   mlp,
+  lora,
+  lora_large,
 };
 
 // The ways to tune a host, in the order of runtime.tasks.TUNINGS.
@@ -33,8 +38,10 @@ enum class LastLayer : int32_t { scale, norm, linear, pointwise, spatial, hidden
 enum class SlotStatistic : int32_t { gradient, gradient_ratio, activation, active_share };
 
 struct HostSpec {
+  Family family;
   int32_t height, width, channels, classes;
-  int32_t kernel;  // kernel size of the blocks; 0 if fully connected
+  int32_t kernel;                 // kernel size of convolutional blocks
+  int32_t heads;                  // of the attention of a sequence's layers; 0 if they have none
   int32_t steps, slots, blocks;
   const int32_t* program;         // [steps, 2]: Step and its index
   const int32_t* block_channels;  // [blocks without the head], output channels
@@ -58,7 +65,7 @@ struct TrainCall {
   const T* alpha;                                              // [N, S]
   const uint8_t* frozen;                                       // [N, S]
   const T* images;                                             // [samples, height, width, channels]
-  const int64_t* labels;                                       // [samples]
+  const int64_t* labels;                                       // [samples, predictions]
   const int64_t* drawn;                                        // [N, batches, batch_size], indices
   const int64_t* poses;                                        // as drawn; null: no augmentation
   int64_t reach;                                               // largest shift of a pose, in pixels
@@ -82,7 +89,7 @@ struct EvaluateCall {
   const int32_t *kind, *form;            // [R, S]
   const T* alpha;                        // [R, S]
   const T* packed;                       // [D, chunks, channels, height, width, lanes]
-  const int64_t *labels, *dataset;       // [D, images], [R]
+  const int64_t *labels, *dataset;       // [D, images, predictions], [R]
   const int64_t* variants;               // [R + 1], where each row's variants begin
   const int32_t* start;                  // [M], first slot whose alpha differs
   const T* variant_alpha;                // [M, S]

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -193,6 +194,29 @@ inline Vector<T> sigmoid(Vector<T> x) {
   return T(1) / (T(1) + exponential<T>(-x));
 }
 
+// The normal density at x, and the probability that a normal variable exceeds |x|. In float the ratio
+// of both is a polynomial in 1 / (1 + 0.28 |x|), fitted for a probability accurate to 1e-8.
+template <class T>
+struct Normal {
+  Vector<T> density, tail;
+};
+
+template <class T>
+inline Normal<T> normal_at(Vector<T> x) {
+  const Vector<T> density = exponential<T>(T(-0.5) * x * x) * T(0.398942280401432677940);
+  if constexpr (sizeof(T) == sizeof(double)) {
+    Vector<T> tail;
+    for (int i = 0; i < kLanes<T>; ++i)
+      tail[i] = T(0.5) * std::erfc(std::abs(x[i]) * T(0.707106781186547524401));
+    return {density, tail};
+  }
+  const Vector<T> t = T(1) / (T(1) + T(0.28) * (x < T(0) ? -x : x));
+  Vector<T> ratio = t * T(-0.265225779) + T(0.977285008);
+  for (T factor : {T(-0.594080288), T(0.674078675), T(0.169180876), T(0.292075621)})
+    ratio = ratio * t + factor;
+  return {density, density * (ratio * t)};
+}
+
 // Feature maps [channels, height, width, lanes]: the images of a batch are innermost, so that one
 // register holds the same pixel of several images. `lanes` is `images` rounded up to whole
 // registers; the lanes beyond the images are 0 in every activation and every gradient.
@@ -208,6 +232,11 @@ struct Maps {
   T* channel(int c) const { return data + c * plane(); }
   bool ragged() const { return images != lanes; }
   Maps one(int c) const { return {channel(c), 1, height, width, images, lanes}; }
+  // Every pixel as an image of its own.
+  Maps by_pixel() const {
+    const int count = pixels() * lanes;
+    return {data, channels, 1, 1, count, count};
+  }
 };
 
 constexpr int rounded_up(int count, int unit) { return (count + unit - 1) / unit * unit; }

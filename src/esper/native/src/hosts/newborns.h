@@ -78,9 +78,10 @@ template <class T>
 class Newborns {
  public:
   // `layers` has the bit of each LastLayer to measure; `weights` are those of the hidden units,
-  // [units, channels, k, k]. With `dense`, k is 1, otherwise 3.
-  Newborns(int channels, bool dense, int layers, int units, const double* weights)
-      : channels_(channels), units_(units), kernel_(dense ? 1 : 3), layers_(layers),
+  // [units, channels, k, k], where k is 3 in convolutional slots and else 1.
+  Newborns(int channels, Family family, int layers, int units, const double* weights)
+      : channels_(channels), units_(units), kernel_(family == Family::conv ? 3 : 1),
+        layers_(layers),
         weights_(weights, weights + ptrdiff_t(units) * channels * kernel_ * kernel_),
         ones_(size_t(std::max(channels, units)), T(1)),
         zeros_(size_t(std::max(channels, units)), T(0)),
@@ -103,11 +104,17 @@ class Newborns {
     normalise(x, false, arena, normal);
     const T product = product_and_rectify(g, normal, !dense);
     put(LastLayer::norm, std::abs(product - total(products)));
-    if (wants(LastLayer::spatial)) {
+    if (wants(LastLayer::spatial) && !dense) {
       put(LastLayer::spatial, factor * correlation(chosen, normal, kernel_, rows));
       put(LastLayer::pointwise, factor * centre_norm());
     } else if (wants(LastLayer::pointwise)) {
       put(LastLayer::pointwise, factor * correlation(chosen, normal, 1, rows));
+    }
+    if (wants(LastLayer::spatial) && dense) {
+      // The squared norm averaged over random value weights, whose variance is 1 / (3 C).
+      const Maps<T> before = earlier_mean(normal, arena);
+      put(LastLayer::spatial, correlation(chosen, before, 1, rows) / std::sqrt(T(3)));
+      arena.give_back(before);
     }
     if (wants(LastLayer::hidden)) {
       const Maps<T> hidden = arena.maps(chosen, units_);
@@ -128,8 +135,24 @@ class Newborns {
 
   void normalise(Maps<T> x, bool rectify, Arena<T>& arena, Maps<T> y) const {
     const int groups = kernel_ == 1 ? 1 : norm_groups(x.channels);
+    if (kernel_ == 1) x = x.by_pixel(), y = y.by_pixel();
     T* moments = arena.take(ptrdiff_t(2) * groups * x.lanes);
     group_norm(x, groups, ones_.data(), zeros_.data(), rectify, moments, y);
+  }
+
+  // Mean over each pixel of a sequence and all earlier ones.
+  static Maps<T> earlier_mean(const Maps<T>& x, Arena<T>& arena) {
+    const Maps<T> y = arena.maps(x);
+    for (int c = 0; c < x.channels; ++c)
+      for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
+        Vector<T> total = {};
+        for (int pixel = 0; pixel < x.width; ++pixel) {
+          const ptrdiff_t i = ptrdiff_t(pixel) * x.lanes + lane;
+          total += load(x.channel(c) + i);
+          store(y.channel(c) + i, total / T(pixel + 1));
+        }
+      }
+    return y;
   }
 
   // A copy of the chosen rows of g.

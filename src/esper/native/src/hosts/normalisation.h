@@ -338,7 +338,7 @@ void group_norm_back(Maps<T> x, Maps<T> y, int groups, const T* weight, bool rec
   }
 }
 
-// GroupNorm with an optional ReLU; for one pixel and one group this is LayerNorm.
+// GroupNorm with an optional ReLU.
 template <class T>
 class GroupNorm : public Layer<T> {
  public:
@@ -366,6 +366,33 @@ class GroupNorm : public Layer<T> {
   bool rectify_;
   Maps<T> x_, y_;
   T* moments_ = nullptr;
+};
+
+// LayerNorm of each pixel over its channels.
+// Twin of kasmina.ops.layer_norm.
+template <class T>
+class LayerNorm : public Layer<T> {
+ public:
+  explicit LayerNorm(int channels)
+      : Layer<T>({channels, channels}), norm_(channels, 1, false) {}
+
+  void bind(const T* parameters, T* gradient, T* buffers) override {
+    norm_.bind(parameters, gradient, buffers);
+  }
+
+  Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
+    x.data = norm_.forward(x.by_pixel(), arena).data;
+    clear_tail(x);
+    return x;
+  }
+
+  Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
+    norm_.backward(dy.by_pixel(), input_needs_gradient, arena);
+    return dy;
+  }
+
+ private:
+  GroupNorm<T> norm_;
 };
 
 }  // namespace esper::hosts

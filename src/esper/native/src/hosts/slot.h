@@ -2,7 +2,7 @@
 //
 //   add       x + alpha f(x)
 //   multiply  x + alpha x tanh f(x)
-//   gate      x + alpha g(x) f(x), with g(x) in (0, 1) for each image
+//   gate      x + alpha g(x) f(x), with g(x) in (0, 1) for each image, or position of a sequence
 //
 // At alpha 0 a seed is isolated: the output is x, f learns as if alpha were 1, and x gets no
 // gradient through it (the straight-through estimator).
@@ -31,18 +31,20 @@ struct Seed {
 template <class T>
 class Slot : public Layer<T> {
  public:
-  Slot(int channels, int gate_offset)
-      : channels_(channels), gate_offset_(gate_offset), branches_(kKinds) {
+  Slot(int channels, int gate_offset, Family family)
+      : channels_(channels), gate_offset_(gate_offset), family_(family), branches_(kKinds) {
     const int hidden = std::max(8, channels / 4);
-    gate_ = Chain<T>::of(MeanPool<T>(), Convolution<T>(channels, hidden, 1, true, true),
-                         Convolution<T>(hidden, 1, 1, true));
+    gate_ = std::make_unique<Chain<T>>();
+    if (family != Family::sequence) gate_->add(std::make_unique<MeanPool<T>>());
+    gate_->add(std::make_unique<Convolution<T>>(channels, hidden, 1, true, true));
+    gate_->add(std::make_unique<Convolution<T>>(hidden, 1, 1, true));
   }
 
   // The layers of a blueprint, created on first use. Their parameters are in the store of the seed;
   // the slot as a layer of the host has none.
   Layer<T>& branch(int kind) {
     std::unique_ptr<Layer<T>>& layers = branches_[size_t(kind)];
-    if (layers == nullptr) layers = make_branch<T>(Kind(kind), channels_);
+    if (layers == nullptr) layers = make_branch<T>(Kind(kind), channels_, family_);
     return *layers;
   }
 
@@ -109,9 +111,9 @@ class Slot : public Layer<T> {
     if (seed_.form == Form::multiply)
       combine(y, x_, f_, [alpha](Vector<T> x, Vector<T> f) { return x + x * f * alpha; });
     if (seed_.form == Form::gate)
-      for_each_image([&](ptrdiff_t i, int lane) {
+      for_each_gate([&](ptrdiff_t i, ptrdiff_t gate) {
         store(y.data + i,
-              load(x_.data + i) + load(gates_.data + lane) * load(f_.data + i) * alpha);
+              load(x_.data + i) + load(gates_.data + gate) * load(f_.data + i) * alpha);
       });
     return y;
   }
@@ -134,24 +136,25 @@ class Slot : public Layer<T> {
   Maps<T> gate_back(Maps<T> df, bool flows, Arena<T>& arena) {
     const Maps<T> logits = arena.maps(gates_);
     std::fill(logits.data, logits.data + logits.size(), T(0));
-    for_each_image([&](ptrdiff_t i, int lane) {
+    for_each_gate([&](ptrdiff_t i, ptrdiff_t gate) {
       const Vector<T> d = load(df.data + i);
-      store(logits.data + lane, load(logits.data + lane) + d * load(f_.data + i));
-      store(df.data + i, d * load(gates_.data + lane));
+      store(logits.data + gate, load(logits.data + gate) + d * load(f_.data + i));
+      store(df.data + i, d * load(gates_.data + gate));
     });
     combine(logits, logits, gates_,
             [](Vector<T> d, Vector<T> g) { return d * g * (T(1) - g); });
     return gate_->backward(logits, flows, arena);
   }
 
-  // Calls f(index, lane) for every register of the activation; `lane` is its first image.
+  // Calls f(index, gate) for every register of the activation, with the place of its gates.
   template <class Function>
-  void for_each_image(Function f) const {
-    for (ptrdiff_t pixel = 0; pixel < x_.size(); pixel += x_.lanes)
-      for (int lane = 0; lane < x_.lanes; lane += kLanes<T>) f(pixel + lane, lane);
+  void for_each_gate(Function f) const {
+    for (ptrdiff_t first = 0; first < x_.size(); first += gates_.size())
+      for (ptrdiff_t gate = 0; gate < gates_.size(); gate += kLanes<T>) f(first + gate, gate);
   }
 
   int channels_, gate_offset_;
+  Family family_;
   std::vector<std::unique_ptr<Layer<T>>> branches_;
   std::unique_ptr<Chain<T>> gate_;
   Seed<T> seed_;

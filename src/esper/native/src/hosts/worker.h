@@ -14,6 +14,7 @@
 #include "newborns.h"
 #include "optimizer.h"
 #include "slot.h"
+#include "transformer.h"
 
 namespace esper::hosts {
 
@@ -22,7 +23,8 @@ class Worker {
  public:
   explicit Worker(const HostSpec& spec) : spec_(spec) {
     const int pixels = spec.height * spec.width;
-    const bool dense = spec.kernel == 0;
+    const bool dense = spec.family == Family::mlp;
+    if (spec.family == Family::sequence) predictions_ = spec.width;
     int channels = dense ? pixels * spec.channels : spec.channels;
     for (int pixel = 0; pixel < pixels; ++pixel)
       for (int c = 0; c < spec.channels; ++c)
@@ -31,8 +33,8 @@ class Worker {
     stage_of_slot_.resize(size_t(spec.slots));
     slots_.resize(size_t(spec.slots));
     for (int s = 0; s < spec.slots; ++s) {
-      watched_.push_back({{spec.slot_channels[s], dense, spec.last_layers[s], spec.hidden_units,
-                           spec.hidden_weights[s]}});
+      watched_.push_back({{spec.slot_channels[s], spec.family, spec.last_layers[s],
+                           spec.hidden_units, spec.hidden_weights[s]}});
       seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
     }
     int block = 0, block_end = 0;
@@ -44,19 +46,24 @@ class Worker {
           break;
         case Step::block:
           block = parameters_;
-          add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
-                                               dense ? 1 : spec.kernel));
+          if (spec.family == Family::sequence) {
+            add_transformer_block(number, spec.block_channels[number]);
+          } else {
+            add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
+                                                 dense ? 1 : spec.kernel));
+            norm = stages_.size();
+            add(std::make_unique<BatchNorm<T>>(spec.block_channels[number]));
+            stages_[norm].norm = static_cast<BatchNorm<T>*>(stages_[norm].layer.get());
+          }
           channels = spec.block_channels[number];
-          norm = stages_.size();
-          add(std::make_unique<BatchNorm<T>>(channels));
-          stages_[norm].norm = static_cast<BatchNorm<T>*>(stages_[norm].layer.get());
           block_end = parameters_;
           break;
         case Step::slot:
           stage_of_slot_[size_t(number)] = stages_.size();
           watched_[size_t(number)].block = block;
           watched_[size_t(number)].block_end = block_end;
-          add(std::make_unique<Slot<T>>(spec.slot_channels[number], spec.gate_offset[number]));
+          add(std::make_unique<Slot<T>>(spec.slot_channels[number], spec.gate_offset[number],
+                                        spec.family));
           slots_[size_t(number)] = static_cast<Slot<T>*>(stages_.back().layer.get());
           stages_.back().slot = number;
           break;
@@ -65,6 +72,10 @@ class Worker {
           add(std::make_unique<MaxPool<T>>());
           break;
         case Step::head:
+          if (embedding_ != nullptr) {
+            add(std::make_unique<TiedHead<T>>(channels, *embedding_));
+            break;
+          }
           add(std::make_unique<MeanPool<T>>());
           add(std::make_unique<Convolution<T>>(channels, spec.classes, 1, true));
           break;
@@ -80,30 +91,29 @@ class Worker {
     bind_seeds(call, n, n);
     choose_path(false);
     Score<T> total;
-    std::vector<int64_t> labels(static_cast<size_t>(size));
     for (int64_t batch = 0; batch < call.batches; ++batch) {
       arena_.release({0, 0});
       const int64_t* drawn = call.drawn + (n * call.batches + batch) * size;
-      for (int i = 0; i < size; ++i) labels[size_t(i)] = call.labels[drawn[i]];
       const bool measured = call.slot_measures && batch + 1 == call.batches;
       if (measured) choose_path(true);
       Maps<T> x = gather(call, drawn, size);
+      const int64_t* labels = labels_of(x, [&](int i) { return call.labels + drawn[i] * predictions_; });
       for (const Passage& passage : path_) {
         Stage& stage = stages_[passage.stage];
         if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
         x = passage.pooled ? stage.norm->forward(x, true, arena_) : stage.layer->forward(x, arena_);
       }
-      total.add(score_batch(x, labels.data()));
-      cross_entropy_back(x, labels.data());
+      total.add(score_batch(x, labels));
+      cross_entropy_back(x, labels);
       T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
       backward(x, measures);
       if (measures) measure_blocks(call.host + n * parameters_, measures);
       update_host(call, n);
       update_seeds(call, n);
     }
-    const T images = T(call.batches) * T(size);
-    call.loss[n] = total.loss / images;
-    call.accuracy[n] = total.hits / images;
+    const T predictions = T(call.batches) * T(size) * T(predictions_);
+    call.loss[n] = total.loss / predictions;
+    call.accuracy[n] = total.hits / predictions;
   }
 
   // Twin of tolaria.backends.torch.TorchBackend.evaluate.
@@ -121,7 +131,9 @@ class Worker {
       const int64_t begin = chunk * call.lanes;
       Maps<T> x = input_maps(int(std::min(call.lanes, call.images - begin)), int(call.lanes));
       x.data = const_cast<T*>(call.packed) + (call.dataset[r] * call.chunks + chunk) * x.size();
-      const int64_t* labels = call.labels + call.dataset[r] * call.images + begin;
+      const int64_t* of_chunk =
+          call.labels + (call.dataset[r] * call.images + begin) * predictions_;
+      const int64_t* labels = labels_of(x, [&](int i) { return of_chunk + i * predictions_; });
       set_alphas(call.alpha + r * count);
       x = evaluate_from(0, x);
       totals[0].add(score_batch(x, labels));
@@ -136,9 +148,10 @@ class Worker {
     }
     for (size_t i = 0; i < totals.size(); ++i) {
       T* scores = i == 0 ? call.scores + 3 * r : call.variant_scores + 3 * (first + int64_t(i) - 1);
-      scores[0] = totals[i].loss / T(call.images);
-      scores[1] = totals[i].hits / T(call.images);
-      scores[2] = totals[i].expected / T(call.images);
+      const T predictions = T(call.images) * T(predictions_);
+      scores[0] = totals[i].loss / predictions;
+      scores[1] = totals[i].hits / predictions;
+      scores[2] = totals[i].expected / predictions;
     }
   }
 
@@ -171,6 +184,17 @@ class Worker {
     parameters_ += layer->parameters();
     buffers_ += layer->buffers();
     stages_.push_back({std::move(layer)});
+  }
+
+  // Block 0 is the embedding.
+  void add_transformer_block(int number, int channels) {
+    if (number > 0) {
+      for (auto& layer : transformer_block<T>(channels, spec_.heads)) add(std::move(layer));
+      return;
+    }
+    auto embedding = std::make_unique<Embedding<T>>(spec_.classes, spec_.width, channels);
+    embedding_ = embedding.get();
+    add(std::move(embedding));
   }
 
   // Whether all stages after `norm` are slots.
@@ -227,13 +251,24 @@ class Worker {
 
   Maps<T> input_maps(int images, int lanes) const {
     Maps<T> x;
-    const bool dense = spec_.kernel == 0;
+    const bool dense = spec_.family == Family::mlp;
     x.channels = dense ? spec_.height * spec_.width * spec_.channels : spec_.channels;
     x.height = dense ? 1 : spec_.height;
     x.width = dense ? 1 : spec_.width;
     x.images = images;
     x.lanes = lanes;
     return x;
+  }
+
+  // The labels of the images of x in the order of their logits, from row(i) for image i; negative in
+  // lanes without an image.
+  template <class Row>
+  const int64_t* labels_of(const Maps<T>& x, Row row) {
+    labels_.assign(size_t(predictions_) * size_t(x.lanes), -1);
+    for (int i = 0; i < x.images; ++i)
+      for (int p = 0; p < predictions_; ++p)
+        labels_[size_t(p) * size_t(x.lanes) + size_t(i)] = row(i)[p];
+    return labels_.data();
   }
 
   // Copies the images of a minibatch, interleaved by lanes; posed if the call has poses.
@@ -323,7 +358,8 @@ class Worker {
     const T factor = T(dy.images) / T(x.images);
     const T count = T(x.channels) * T(x.pixels()) * T(x.images);
     T* own = measures + s * kSlotMeasures;
-    own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * T(dy.images) * factor);
+    const T predictions = T(dy.images) * T(predictions_);
+    own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * predictions * factor);
     own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
     own[int(SlotStatistic::active_share)] = found.active / count;
     watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
@@ -429,6 +465,9 @@ class Worker {
   std::vector<ptrdiff_t> destination_;  // destination of each element of an image, in rows of lanes
   std::vector<T> posed_;                // images of one register of lanes, as they are posed
   std::vector<int> block_sizes_;
+  std::vector<int64_t> labels_;
+  const Embedding<T>* embedding_ = nullptr;  // of a transformer
+  int predictions_ = 1;                      // per image
   int parameters_ = 0, buffers_ = 0;
   Arena<T> arena_;
   std::vector<T> host_gradient_;
