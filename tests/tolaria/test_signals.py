@@ -255,9 +255,10 @@ def test_built_in_hosts_match_newborn_modules(name: str, backend: str) -> None:
             assert bool(found[n, s].isnan().all()) is (s in plants)
 
 
-def test_transformers_match_newborn_modules() -> None:
+@pytest.mark.parametrize("size", [4, 11])
+def test_transformers_match_newborn_modules(size: int, backend: str) -> None:
     host, garden = small_gpt(width=8), gardens(("lora", "attention"))
-    found = compared(host, random_stack(host, len(garden)), garden, 4)
+    found = compared(host, random_stack(host, len(garden)), garden, size)
     absent = {LastLayer.SCALE, LastLayer.POINTWISE}
     assert {layer for layer in LastLayer if found[0, 0, GAINS[layer]].isnan()} == absent
 

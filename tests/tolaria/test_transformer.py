@@ -12,13 +12,14 @@ from torch import Tensor
 
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.leyline.actions import Style
+from esper.tolaria.backends.torch import TorchBackend
 from esper.tolaria.plan import CHUNK, Seeds
+from esper.tolaria.precision import Precision
 from support import (
     LIVES,
     SEQUENCE_NAMES,
     Garden,
     Plant,
-    backend_of,
     every_plant,
     mixed_gardens,
     planted,
@@ -29,10 +30,9 @@ from support import (
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("backend")
-
 HOST = small_gpt()
 MIXED = mixed_gardens(3, 16, SEQUENCE_NAMES)
+every_backend = pytest.mark.usefixtures("backend")
 
 
 def test_mixed_gardens_contain_every_plant():
@@ -40,32 +40,47 @@ def test_mixed_gardens_contain_every_plant():
     assert grown == set(every_plant(SEQUENCE_NAMES))
 
 
+@every_backend
 @pytest.mark.parametrize(("layers", "width", "heads"), [(1, 4, 1), (2, 6, 3), (2, 3, 0)])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_bare_transformer_trains_like_its_module(layers: int, width: int, heads: int, rows: int):
     check(small_gpt(layers=layers, width=width, heads=heads), [{} for _ in range(rows)])
 
 
+@every_backend
 @pytest.mark.parametrize("garden", MIXED, ids=lambda garden: f"{len(garden)} environments")
 def test_seeds_of_every_kind_train_like_their_modules(garden: Garden):
     check(HOST, garden)
 
 
+@every_backend
 @pytest.mark.parametrize("width", [3, 6, 36])
 def test_seeds_of_slots_of_any_width_train_like_their_modules(width: int):
     host = small_gpt(layers=1, width=width, heads=1, context=3)
     check(host, [{0: Plant(name, Style.GATED_GATE)} for name in SEQUENCE_NAMES], batch=3)
 
 
+@every_backend
+@pytest.mark.parametrize(("context", "width"), [(7, 20), (18, 16)])
+def test_minibatches_of_any_size_train_like_their_modules(context: int, width: int):
+    """More sequences, bytes and channels than a register has lanes, and fewer."""
+    host = small_gpt(layers=1, width=width, heads=2, context=context, classes=19)
+    for batch in (1, 17):
+        check(host, [{}, {0: Plant("attention", Style.LINEAR_MULTIPLY, alpha=0.3)}], batch=batch)
+
+
+@every_backend
 def test_more_seeds_of_a_kind_than_fit_one_chunk_train_like_their_modules():
     host = small_gpt(slot_names=("r0c1",))
     check(host, [{0: Plant("attention", alpha=0.5)} for _ in range(CHUNK + 2)], batch=2)
 
 
+@every_backend
 def test_sgd_trains_transformers_and_seeds_like_their_modules():
     check(HOST, MIXED[0][:4], momentum=0.9)
 
 
+@every_backend
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_scores_ablations_and_commitments_match_the_modules(split: str):
     garden = [plants for part in MIXED for plants in part][:40:4]
@@ -75,7 +90,7 @@ def test_scores_ablations_and_commitments_match_the_modules(split: str):
 def logits(host: TransformerHost, garden: Garden, inputs: Tensor) -> Tensor:
     """Logits ``[N, B, T, classes]`` of ``inputs [B, 1, T, N, 1]``."""
     stack, seeds = random_stack(host, len(garden)), Seeds.acting(seed_state(garden, 3))
-    backend = backend_of(host)
+    backend = TorchBackend(host, Precision("cpu"))
     out = backend._forward(backend._read(stack, seeds, None), inputs)
     return out.unflatten(1, (len(inputs), host.context))
 
@@ -110,12 +125,14 @@ DISTURBANCES = (
 )
 
 
+@every_backend
 @independence.every_dtype
 @pytest.mark.parametrize("garden", independence.gardens(HOST), ids=SEQUENCE_NAMES)
 def test_results_are_bitwise_independent_of_other_environments(garden: Garden, dtype: torch.dtype):
     independence.assert_independent(HOST, garden, DISTURBANCES, dtype)
 
 
+@every_backend
 @pytest.mark.parametrize("name", SEQUENCE_NAMES)
 def test_an_isolated_seed_with_nan_does_not_affect_its_host(name: str):
     garden: Garden = [{1: Plant(name, style, **LIVES["training"])} for style in Style]
@@ -127,6 +144,7 @@ def test_an_isolated_seed_with_nan_does_not_affect_its_host(name: str):
     assert torch.equal(clean.host, sick.host)
 
 
+@every_backend
 def test_any_subset_of_environments_gives_the_same_results():
     independence.assert_same_in_any_subset(HOST, "attention")
 

@@ -264,6 +264,7 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, rectify: bool = False) -
     return from_images(images, x.shape[3], rectify)
 
 
+# Native twin: hosts/normalisation.h, LayerNorm.
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """LayerNorm of each pixel over its channels, with ``weight`` and ``bias`` ``[N, C]``."""
     return F.layer_norm(x, x.shape[-1:], eps=NORM_EPSILON) * weight + bias
@@ -337,6 +338,7 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.contiguous().unflatten(0, x.shape[:3])
 
 
+# Native twin: hosts/transformer.h, Embedding.
 def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     """Look up rows in the embedding table of each environment.
 
@@ -353,6 +355,7 @@ def embedding(indices: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(indices + begins, weight.flatten(0, 1))
 
 
+# Native twin: hosts/attention.h, CausalAttention.
 def causal_attention(joint: Tensor, heads: int) -> Tensor:
     """Scaled dot-product attention of each pixel to itself and to all earlier pixels.
 

@@ -29,6 +29,7 @@ def lora_large(channels: int) -> Blueprint:
     return _low_rank(channels, 32)
 
 
+# Native twin: hosts/blueprints.h, sequence_attention.
 def sequence_attention(channels: int) -> Blueprint:
     """LayerNorm, causal attention with up to 4 heads, linear map."""
     heads = next(count for count in (4, 2, 1) if channels % count == 0)

@@ -118,6 +118,7 @@ class TransformerHost(BlockHost):
         """The bytes, unchanged; see ``BlockHost.enter``."""
         return images
 
+    # Native twin: hosts/transformer.h, transformer_block.
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.hosts.host import BlockHost, Host
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.newborns import HIDDEN_UNITS, reference_weights
@@ -71,6 +71,7 @@ class NativeBackend:
         # A subclass may compute something else.
         if type(host) not in FAMILY_OF:
             raise Unavailable(f"it does not implement hosts of the type {type(host).__name__}")
+        assert isinstance(host, CnnHost | MlpHost | TransformerHost)
         self.host, self.dtype = host, dtype
         suffix, at = SUFFIXES[dtype], Pointers()
         create = function(f"hosts_create_{suffix}", CALLS.HostSpec, c_int, POINTER(c_void_p))
@@ -244,7 +245,7 @@ class NativeBackend:
                 assert list(result) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
-def _host_spec(host: BlockHost, at: Pointers) -> Struct:
+def _host_spec(host: CnnHost | MlpHost | TransformerHost, at: Pointers) -> Struct:
     """Description of a host for the library."""
     height, width, channels = host.image
     kernel, heads = getattr(host, "kernel", 1), getattr(host, "heads", 0)

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "layer.h"
 #include "winograd.h"
@@ -108,12 +109,41 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena
     convolve(x, weight, kernel, y);
 }
 
+// Writes the transpose of a matrix [rows, columns], whose rows are `stride` elements apart.
+template <class T>
+void transpose_matrix(const T* matrix, int rows, int columns, T* turned, int stride) {
+  constexpr int lanes = kLanes<T>;
+  const auto tile = [&](int row, int column, auto height, auto width) {
+    Vector<T> square[lanes] = {};
+    for (int i = 0; i < height; ++i)
+      std::memcpy(&square[i], matrix + ptrdiff_t(row + i) * columns + column, width * sizeof(T));
+    transpose<T>(square);
+    for (int i = 0; i < width; ++i)
+      std::memcpy(turned + ptrdiff_t(column + i) * stride + row, &square[i], height * sizeof(T));
+  };
+  for (int row = 0; row < rows; row += lanes)
+    for (int column = 0; column < columns; column += lanes) {
+      const int height = std::min(lanes, rows - row), width = std::min(lanes, columns - column);
+      // Known to the compiler, whole squares stay in registers.
+      constexpr std::integral_constant<int, lanes> whole;
+      if (height == lanes && width == lanes)
+        tile(row, column, whole, whole);
+      else
+        tile(row, column, size_t(height), size_t(width));
+    }
+}
+
 // Gradient of x: the convolution of dy with the kernels rotated by 180 degrees and input and output
 // channels swapped.
 template <class T>
 void convolve_back(Maps<T> dy, const T* weight, int kernel, Maps<T> dx, Arena<T>& arena) {
   const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
   T* turned = arena.take(ptrdiff_t(outputs) * inputs * size);
+  if (kernel == 1) {
+    transpose_matrix(weight, outputs, inputs, turned, outputs);
+    convolve(dy, turned, kernel, dx, arena);
+    return;
+  }
   for (int o = 0; o < outputs; ++o)
     for (int c = 0; c < inputs; ++c)
       for (int t = 0; t < size; ++t)
@@ -158,7 +188,8 @@ void correlate_channels(Maps<T> dy, Maps<T> x, int kernel, RowChoice rows, int f
                         int first_input, T* gradient) {
   const int reach = kernel / 2, size = kernel * kernel;
   constexpr int count = OUTPUTS * INPUTS;
-  Vector<T> sums[9 * count] = {};
+  Vector<T> sums[9 * count];
+  std::fill(sums, sums + size * count, Vector<T>{});
   const int registers = x.lanes / kLanes<T>;
   const int columns = std::clamp(kPatchRegisters / registers, 1, x.width);
   const int height = std::max(kPatchRegisters / (columns * registers), 1);
@@ -216,6 +247,56 @@ void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, RowChoice rows = 
     });
 }
 
+// Gradient of the weights of a linear map, for OUTPUTS output channels and REGISTERS vectors of input
+// channels, from x [elements, channels] with padded rows.
+template <class T, int OUTPUTS, int REGISTERS>
+inline void correlate_rows(const Maps<T>& dy, int first_output, const T* rows, ptrdiff_t row,
+                           int channels, T* gradient, ptrdiff_t filter) {
+  Vector<T> sums[OUTPUTS][REGISTERS] = {};
+  const T* factors = dy.channel(first_output);
+  for (ptrdiff_t i = 0; i < dy.plane(); ++i, ++factors, rows += row) {
+    Vector<T> values[REGISTERS];
+    for (int r = 0; r < REGISTERS; ++r) values[r] = load(rows + r * kLanes<T>);
+    for (int o = 0; o < OUTPUTS; ++o) {
+      const T factor = factors[o * dy.plane()];
+      for (int r = 0; r < REGISTERS; ++r) sums[o][r] += values[r] * factor;
+    }
+  }
+  for (int o = 0; o < OUTPUTS; ++o)
+    std::memcpy(gradient + o * filter, sums[o], size_t(channels) * sizeof(T));
+}
+
+// Gradient of the weights of a linear map, [outputs, inputs]. The channels of x become innermost, so
+// that no register has to be summed over its lanes at the end.
+template <class T>
+void correlate_linear(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
+  constexpr int lanes = kLanes<T>, most = kManyRegisters ? 8 : 4;
+  const int row = rounded_up(x.channels, lanes);
+  Maps<T> turned = x;
+  turned.channels = row;
+  turned.data = arena.take(turned.size());
+  transpose_matrix(x.data, x.channels, int(x.plane()), turned.data, row);
+  for (int c = 0; c < row; c += 2 * lanes)
+    for (int o = 0; o < dy.channels; o += most)
+      at_compile_time<most>(std::min(most, dy.channels - o), [&](auto outputs) {
+        at_compile_time<2>(std::min(2, (row - c) / lanes), [&](auto registers) {
+          correlate_rows<T, outputs(), registers()>(
+              dy, o, turned.data + c, row, std::min(registers() * lanes, x.channels - c),
+              gradient + ptrdiff_t(o) * x.channels + c, x.channels);
+        });
+      });
+  arena.give_back(turned);
+}
+
+// Gradient of the weights by the algorithm that is faster for its sizes.
+template <class T>
+void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, Arena<T>& arena) {
+  if (kernel == 1 && x.channels >= kLanes<T> / 2 && x.plane() <= kPatchRegisters * kLanes<T>)
+    correlate_linear(dy, x, gradient, arena);
+  else
+    correlate(dy, x, kernel, gradient);
+}
+
 // Convolves each channel with its own 3x3 kernel, weight [channels, 3, 3]. `turned` rotates the
 // kernels, which gives the gradient of x.
 // Twin of kasmina.ops.depthwise_conv2d.
@@ -266,7 +347,7 @@ class Convolution : public Layer<T> {
   Maps<T> backward(Maps<T> dy, bool input_needs_gradient, Arena<T>& arena) override {
     if (rectify_)
       combine(dy, y_, dy, [](Vector<T> y, Vector<T> d) { return where_active<T>(y, d); });
-    correlate(dy, x_, kernel_, this->gradient_);
+    correlate(dy, x_, kernel_, this->gradient_, arena);
     if (bias_) sum_bias(dy);
     if (!input_needs_gradient) return {};
     const Maps<T> dx = arena.maps(x_);

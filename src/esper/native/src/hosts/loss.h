@@ -51,8 +51,9 @@ Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
       store(logits.channel(k) + lane, weight);
       total += weight;
     }
+    const Vector<T> inverse = T(1) / total;
     for (int k = 0; k < classes; ++k)
-      store(logits.channel(k) + lane, load(logits.channel(k) + lane) / total);
+      store(logits.channel(k) + lane, load(logits.channel(k) + lane) * inverse);
     for (int i = 0; i < kLanes<T>; ++i) {
       if (labels[lane + i] < 0) continue;
       const T log_likelihood = truth[i] - std::log(total[i]);

@@ -158,7 +158,7 @@ class TiedHead : public Layer<T> {
   }
 
   Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
-    correlate(dy, normal_, 1, embedding_.table_gradient());
+    correlate(dy, normal_, 1, embedding_.table_gradient(), arena);
     const Maps<T> dx = arena.maps(normal_);
     convolve_back(dy, embedding_.table(), 1, dx, arena);
     return norm_.backward(dx, true, arena);
