@@ -20,7 +20,15 @@ from esper.tolaria.results import SLOT_MEASURES, EpochResult, Scores
 from esper.tolaria.stores import Stack
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from oracles.naive import NaiveHost, NaiveSeed, naive_host
+from oracles.naive import (
+    NaiveHost,
+    NaiveSeed,
+    SelfAttention,
+    SequenceAttention,
+    naive_host,
+    pixels,
+    positions,
+)
 
 Modules = tuple[NaiveHost, dict[str, NaiveSeed]]
 Optimizers = dict[str, torch.optim.AdamW]
@@ -38,6 +46,47 @@ class Seed(NaiveSeed):
         return x + (branch - branch.detach())
 
 
+class FusedAttention(SelfAttention):
+    """The causal attention of a naive module, in one call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to ``x [B, T, C]``."""
+        joint = self.joint(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = joint.unbind(0)
+        heads = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        out: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return out
+
+
+class FusedSequenceAttention(FusedAttention):
+    """The attention of a naive seed, in one call."""
+
+    norm: nn.LayerNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to ``x [B, C, 1, T]``."""
+        out: Tensor = pixels(super().forward(self.norm(positions(x))))
+        return out
+
+
+FUSED = {SelfAttention: FusedAttention, SequenceAttention: FusedSequenceAttention}
+
+
+def flattened(module: nn.Module) -> nn.Parameter:
+    """One parameter of which all parameters of ``module`` become views, and its gradients too."""
+    parameters = list(module.parameters())
+    flat = nn.Parameter(torch.zeros(sum(p.numel() for p in parameters)))
+    flat.grad = torch.zeros_like(flat)
+    begin = 0
+    for p in parameters:
+        # Their strides stay: those of convolutions may have the channels last.
+        place = p.shape, p.stride(), begin
+        begin += p.numel()
+        p.data = flat.detach().as_strided(*place).copy_(p)
+        p.grad = flat.grad.as_strided(*place)
+    return flat
+
+
 class NaiveBackend:
     """Implements ``tolaria.backends.Backend`` with a loop over modules.
 
@@ -49,15 +98,22 @@ class NaiveBackend:
         threads: number of torch threads.
         channels_last: whether images and weights have their channels last in memory.
         half: whether the modules run under autocast to bfloat16.
+        flat: whether the optimizer steps one parameter, of which those of a module are views.
     """
 
     name = "naive"
     uses_all_threads = True
 
     def __init__(
-        self, host: Host, threads: int = 1, channels_last: bool = False, half: bool = False
+        self,
+        host: Host,
+        threads: int = 1,
+        channels_last: bool = False,
+        half: bool = False,
+        flat: bool = False,
     ):
-        self.host, self.threads, self.half = host, threads, half
+        self.host, self.threads, self.half, self.flat = host, threads, half, flat
+        self.flattened: dict[nn.Module, nn.Parameter] = {}
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.modules: dict[tuple[object, ...], Modules] = {}
         self.optimizers: dict[int, Optimizers] = {}
@@ -105,15 +161,17 @@ class NaiveBackend:
                 images = minibatches.augmentation.apply(images, poses)
             images = images.permute(0, 3, 1, 2)
             images = images.contiguous(memory_format=self.format)
-            labels = minibatches.labels[drawn]
+            labels = minibatches.labels[drawn].flatten()
             for optimizer in optimizers.values():
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad(set_to_none=not self.flat)
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
                 logits = module(images, living)
                 loss = F.cross_entropy(logits, labels)
             loss.backward()
             for name, part in {"": module, **living}.items():
-                norm = nn.utils.clip_grad_norm_(part.parameters(), optimisation.max_gradient_norm)
+                norm = nn.utils.clip_grad_norm_(
+                    self._parameters(part), optimisation.max_gradient_norm
+                )
                 if not name:
                     result.host_gradient_norm[n] = norm
                 optimizers[name].step()
@@ -152,7 +210,7 @@ class NaiveBackend:
                 module, living = self._loaded(row, i, stack, of_variant)
                 module.eval()
                 images = images.contiguous(memory_format=self.format)
-                labels = held_back.labels[data]
+                labels = held_back.labels[data].flatten()
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
                     logits = module(images, living)
                     log_likelihood = -F.cross_entropy(logits, labels, reduction="none")
@@ -184,6 +242,10 @@ class NaiveBackend:
             for part in (module, *living.values()):
                 part.to(stack.host.device)
                 part.to(memory_format=self.format)  # type: ignore[call-overload]
+                for layer in part.modules():
+                    layer.__class__ = FUSED.get(type(layer), type(layer))
+                if self.flat:
+                    self.flattened[part] = flattened(part)
             self.modules[key] = module, living
         module, living = self.modules[key]
         for s in alive:
@@ -207,6 +269,9 @@ class NaiveBackend:
         for s, slot in enumerate(self.host.slots):
             if slot.name in living:
                 stack.seed_optimizers[s].step[row] += steps
+
+    def _parameters(self, part: nn.Module) -> list[nn.Parameter]:
+        return [self.flattened[part]] if self.flat else list(part.parameters())
 
     def _places(
         self, row: int, stack: Stack, module: NaiveHost, living: dict[str, NaiveSeed]
@@ -239,7 +304,7 @@ class NaiveBackend:
             rates[slot.name] = float(optimisation.seed_learning_rate[row, s])
             counts[slot.name] = float(stack.seed_optimizers[s].step[row])
         for name, part in {"": module, **living}.items():
-            parameters = list(part.parameters())
+            parameters = self._parameters(part)
             same = name in own and own[name].param_groups[0]["params"][0] is parameters[0]
             if not same or counts[name] == 0:
                 decay = 0.0 if name else optimisation.weight_decay

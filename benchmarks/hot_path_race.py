@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -24,8 +24,13 @@ from esper.tolaria.precision import Precision
 
 ROUND = 10
 """Steps that a loop takes per round. Each finds its data in the cache after the first of them."""
-FORMATS = {"NCHW": (False, False), "NHWC": (True, False), "NHWC bfloat16": (True, True)}
-"""Formats of the naive loop: whether each has the channels last, and computes in half precision."""
+FORMATS: dict[str, dict[str, Any]] = {
+    "NCHW": {},
+    "NHWC": {"channels_last": True},
+    "NHWC flat": {"channels_last": True, "flat": True},
+    "NHWC bfloat16": {"channels_last": True, "half": True},
+}
+"""Formats of the naive loop, as arguments of ``NaiveBackend``."""
 _ENDED = "a naive process ended; its error stands above"
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -52,8 +57,7 @@ class Contender(Protocol):
 def naive_loop(workload: Workload, threads: int, form: str = "NCHW") -> Loop:
     """Return a naive loop with one of ``FORMATS``."""
     bare = replace(workload, precision=Precision(workload.device))
-    channels_last, half = FORMATS[form]
-    made = partial(NaiveBackend, threads=threads, channels_last=channels_last, half=half)
+    made = partial(NaiveBackend, threads=threads, **FORMATS[form])
     return Loop(bare, "torch", instead=made)
 
 

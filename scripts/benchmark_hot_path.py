@@ -133,6 +133,7 @@ def result(
         "eps": steps / total,
         "step_ms_p50": float(np.percentile(milliseconds, 50)),
         "step_ms_p95": float(np.percentile(milliseconds, 95)),
+        "hosts": rows,
         **beside(naive, seconds, taken, steps),
         "rounds": len(taken),
         **{f"share_{part}": own / total for part, own in shares.items()},
@@ -230,6 +231,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     """Return the results in Markdown: the loops, then every naive way."""
     parts = ("host", "policy", "update", "rest")
     heads = ("task", "envs", "backend", "env steps/s", "naive", "ratio", "ratio of single rounds")
+    heads = (*heads, "ratio if naive twins took no time")
     lines = [
         (
             *(r["task"], r["envs"], r["backend"], f"{r['eps']:,.0f}"),
@@ -244,12 +246,16 @@ def page(rows: list[dict[str, Any]]) -> str:
     return f"{loops}\n\n{ways_table(rows)}" if rows[0]["ways"] else loops
 
 
-def ratios(row: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the columns of the naive loop and of the ratio to it; dashes if it took no part."""
+def ratios(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return the columns of the naive loop and of the ratio to it; dashes if it took no part.
+
+    The last is the ratio if a naive loop took no time at all for the twins of groups.
+    """
     if row["ratio"] is None:
-        return "-", "-", "-"
+        return "-", "-", "-", "-"
     single = f"{row['lowest_ratio']:.1f} to {row['highest_ratio']:.1f}"
-    return f"{row['naive_eps']:,.1f}", f"{row['ratio']:.1f}", single
+    without = f"{row['ratio'] * row['envs'] / row['hosts']:.1f}"
+    return f"{row['naive_eps']:,.1f}", f"{row['ratio']:.1f}", single, without
 
 
 def ways_table(rows: list[dict[str, Any]]) -> str:

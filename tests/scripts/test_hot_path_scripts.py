@@ -30,7 +30,7 @@ KEYS = {
     *("task", "envs", "episode_length", "max_batches", "batch_size", "backend", "device", "amp"),
     *("compile", "telemetry", "lstm_hidden", "ppo_epochs", "threads", "eps", "step_ms_p50"),
     *("step_ms_p95", "naive_eps", "naive_way", "ratio", "lowest_ratio", "highest_ratio"),
-    *("rounds", "ways", "share_host", "share_policy", "share_update"),
+    *("hosts", "rounds", "ways", "share_host", "share_policy", "share_update"),
     *("share_rest", "peak_gflops", "host_gflops", "torch", "device_name", "driver", "cuda", "git"),
 }
 
@@ -194,6 +194,8 @@ def test_the_shares_together_train_the_same_hosts_as_one_process(module):
     parts = [losses(module, share, "NHWC") for share in module.shares(whole, 2)]
     expected = losses(module, whole, "NCHW")
     torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-4, atol=1e-4)
+    flat = losses(module, whole, "NHWC flat")
+    torch.testing.assert_close(flat, expected, rtol=1e-4, atol=1e-4)
     half = losses(module, whole, "NHWC bfloat16")
     assert not torch.equal(half, expected)
     torch.testing.assert_close(half, expected, rtol=0.05, atol=0.05)
