@@ -181,10 +181,13 @@ def test_channels_of_any_number_train_like_their_modules(channels: tuple[int, ..
     check(host, [{0: Plant("conv_light"), 2: Plant("conv_heavy")}, {}], batch=11)
 
 
+@pytest.mark.parametrize("channels", [(16, 21, 18), (32, 41, 34)])
 @pytest.mark.parametrize(("image", "batch"), [((8, 8, 3), 11), ((12, 6, 1), 8), ((7, 10, 3), 9)])
-def test_wide_blocks_train_like_their_modules(image: tuple[int, int, int], batch: int):
+def test_wide_blocks_train_like_their_modules(
+    image: tuple[int, int, int], batch: int, channels: tuple[int, ...]
+):
     """Of 16 and more channels, which are convolved by tiles where height and width are even."""
-    host = small_host(channels=(16, 21, 18), kernel=3, image=image, pools=0)
+    host = small_host(channels=channels, kernel=3, image=image, pools=0)
     check(host, [{0: Plant("conv_heavy"), 1: Plant("conv_light", **LIVES["training"])}, {}], batch)
 
 

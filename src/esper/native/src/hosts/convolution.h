@@ -109,30 +109,6 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena
     convolve(x, weight, kernel, y);
 }
 
-// Writes the transpose of a matrix [rows, columns], whose rows are `stride` elements apart.
-template <class T>
-void transpose_matrix(const T* matrix, int rows, int columns, T* turned, int stride) {
-  constexpr int lanes = kLanes<T>;
-  const auto tile = [&](int row, int column, auto height, auto width) {
-    Vector<T> square[lanes] = {};
-    for (int i = 0; i < height; ++i)
-      std::memcpy(&square[i], matrix + ptrdiff_t(row + i) * columns + column, width * sizeof(T));
-    transpose<T>(square);
-    for (int i = 0; i < width; ++i)
-      std::memcpy(turned + ptrdiff_t(column + i) * stride + row, &square[i], height * sizeof(T));
-  };
-  for (int row = 0; row < rows; row += lanes)
-    for (int column = 0; column < columns; column += lanes) {
-      const int height = std::min(lanes, rows - row), width = std::min(lanes, columns - column);
-      // Known to the compiler, whole squares stay in registers.
-      constexpr std::integral_constant<int, lanes> whole;
-      if (height == lanes && width == lanes)
-        tile(row, column, whole, whole);
-      else
-        tile(row, column, size_t(height), size_t(width));
-    }
-}
-
 // Gradient of x: the convolution of dy with the kernels rotated by 180 degrees and input and output
 // channels swapped.
 template <class T>
@@ -140,7 +116,7 @@ void convolve_back(Maps<T> dy, const T* weight, int kernel, Maps<T> dx, Arena<T>
   const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
   T* turned = arena.take(ptrdiff_t(outputs) * inputs * size);
   if (kernel == 1) {
-    transpose_matrix(weight, outputs, inputs, turned, outputs);
+    transpose_matrix(weight, outputs, inputs, inputs, turned, outputs);
     convolve(dy, turned, kernel, dx, arena);
     return;
   }
@@ -247,42 +223,24 @@ void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, RowChoice rows = 
     });
 }
 
-// Gradient of the weights of a linear map, for OUTPUTS output channels and REGISTERS vectors of input
-// channels, from x [elements, channels] with padded rows.
-template <class T, int OUTPUTS, int REGISTERS>
-inline void correlate_rows(const Maps<T>& dy, int first_output, const T* rows, ptrdiff_t row,
-                           int channels, T* gradient, ptrdiff_t filter) {
-  Vector<T> sums[OUTPUTS][REGISTERS] = {};
-  const T* factors = dy.channel(first_output);
-  for (ptrdiff_t i = 0; i < dy.plane(); ++i, ++factors, rows += row) {
-    Vector<T> values[REGISTERS];
-    for (int r = 0; r < REGISTERS; ++r) values[r] = load(rows + r * kLanes<T>);
-    for (int o = 0; o < OUTPUTS; ++o) {
-      const T factor = factors[o * dy.plane()];
-      for (int r = 0; r < REGISTERS; ++r) sums[o][r] += values[r] * factor;
-    }
-  }
-  for (int o = 0; o < OUTPUTS; ++o)
-    std::memcpy(gradient + o * filter, sums[o], size_t(channels) * sizeof(T));
-}
-
 // Gradient of the weights of a linear map, [outputs, inputs]. The channels of x become innermost, so
 // that no register has to be summed over its lanes at the end.
 template <class T>
 void correlate_linear(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
-  constexpr int lanes = kLanes<T>, most = kManyRegisters ? 8 : 4;
+  constexpr int lanes = kLanes<T>, most = kRowOutputs;
   const int row = rounded_up(x.channels, lanes);
   Maps<T> turned = x;
   turned.channels = row;
   turned.data = arena.take(turned.size());
-  transpose_matrix(x.data, x.channels, int(x.plane()), turned.data, row);
+  transpose_matrix(x.data, x.channels, int(x.plane()), int(x.plane()), turned.data, row);
   for (int c = 0; c < row; c += 2 * lanes)
     for (int o = 0; o < dy.channels; o += most)
       at_compile_time<most>(std::min(most, dy.channels - o), [&](auto outputs) {
         at_compile_time<2>(std::min(2, (row - c) / lanes), [&](auto registers) {
           correlate_rows<T, outputs(), registers()>(
-              dy, o, turned.data + c, row, std::min(registers() * lanes, x.channels - c),
-              gradient + ptrdiff_t(o) * x.channels + c, x.channels);
+              dy.channel(o), dy.plane(), dy.plane(), turned.data + c, row, false,
+              gradient + ptrdiff_t(o) * x.channels + c, x.channels,
+              std::min(registers() * lanes, x.channels - c));
         });
       });
   arena.give_back(turned);
@@ -293,6 +251,9 @@ template <class T>
 void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, Arena<T>& arena) {
   if (kernel == 1 && x.channels >= kLanes<T> / 2 && x.plane() <= kPatchRegisters * kLanes<T>)
     correlate_linear(dy, x, gradient, arena);
+  else if (winograd_pays(x, kernel, dy.channels) &&
+           std::min(x.channels, dy.channels) >= kLeastCorrelated)
+    correlate_winograd(dy, x, gradient, arena);
   else
     correlate(dy, x, kernel, gradient);
 }

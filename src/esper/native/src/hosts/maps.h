@@ -3,10 +3,12 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -89,6 +91,32 @@ inline void transpose(Vector<T> (&square)[kLanes<T>]) {
   for (int i = 0; i < kLanes<T>; ++i)
     if ((i & HALF) == 0) exchange<T, HALF>(square[i], square[i + HALF]);
   if constexpr (HALF > 1) transpose<T, HALF / 2>(square);
+}
+
+// Writes the transpose of a matrix [rows, columns]; the rows of both are `step` and `turned_step`
+// elements apart.
+template <class T>
+void transpose_matrix(const T* matrix, int rows, int columns, int step, T* turned,
+                      int turned_step) {
+  constexpr int lanes = kLanes<T>;
+  const auto tile = [&](int row, int column, auto height, auto width) {
+    Vector<T> square[lanes] = {};
+    for (int i = 0; i < height; ++i)
+      std::memcpy(&square[i], matrix + ptrdiff_t(row + i) * step + column, width * sizeof(T));
+    transpose<T>(square);
+    for (int i = 0; i < width; ++i)
+      std::memcpy(turned + ptrdiff_t(column + i) * turned_step + row, &square[i], height * sizeof(T));
+  };
+  for (int row = 0; row < rows; row += lanes)
+    for (int column = 0; column < columns; column += lanes) {
+      const int height = std::min(lanes, rows - row), width = std::min(lanes, columns - column);
+      // Known to the compiler, whole squares stay in registers.
+      constexpr std::integral_constant<int, lanes> whole;
+      if (height == lanes && width == lanes)
+        tile(row, column, whole, whole);
+      else
+        tile(row, column, size_t(height), size_t(width));
+    }
 }
 
 // Sum of the lanes, in a fixed order.

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "maps.h"
 
@@ -16,6 +17,7 @@ namespace esper::hosts {
 
 constexpr int kTilePlaces = 16;
 constexpr int kLeastPixels = 16, kLeastRegisters = 64, kLeastChannels = 16;
+constexpr int kLeastCorrelated = 32;  // channels for the gradient of the weights
 
 // Whether there are channels enough to be worth the transforms of tiles, and tiles enough to be worth
 // those of kernels. Of a few pixels the direct way skips many products with padding.
@@ -38,8 +40,8 @@ template <class V>
 inline void transform_kernel(const V* in, int in_step, V* out, int out_step) {
   const V outer = in[0] + in[2 * in_step], middle = in[in_step];
   out[0] = in[0];
-  out[out_step] = (outer + middle) / V(2);
-  out[2 * out_step] = (outer - middle) / V(2);
+  out[out_step] = (outer + middle) / 2;
+  out[2 * out_step] = (outer - middle) / 2;
   out[3 * out_step] = in[2 * in_step];
 }
 
@@ -57,15 +59,6 @@ template <class V>
 inline void transform_output(const V* in, int in_step, V* out, int out_step) {
   out[0] = in[0] + in[in_step] + in[2 * in_step];
   out[out_step] = in[in_step] - in[2 * in_step] - in[3 * in_step];
-}
-
-// G w G' of one kernel, its places `stride` apart.
-template <class T>
-inline void kernel_tile(const T* weight, T* out, ptrdiff_t stride) {
-  T half[4 * 3], tile[kTilePlaces];
-  for (int j = 0; j < 3; ++j) transform_kernel(weight + j, 3, half + j, 3);
-  for (int i = 0; i < 4; ++i) transform_kernel(half + 3 * i, 1, tile + 4 * i, 1);
-  for (int place = 0; place < kTilePlaces; ++place) out[place * stride] = tile[place];
 }
 
 // B' x B for one register of images of a channel; (row, column) is the first pixel of the tile of y.
@@ -101,32 +94,41 @@ inline void output_tile(const T* sums, ptrdiff_t stride, T* out, ptrdiff_t row, 
 
 constexpr int kWinogradOutputs = kManyRegisters ? 8 : 4;
 
-// Transformed kernels, [block of outputs, place, input, output of the block].
+// G w G' of all kernels, [block of outputs, place, output of the block, input]; an output has `row`
+// inputs.
 template <class T>
-T* kernel_tiles(const T* weight, int inputs, int outputs, Arena<T>& arena) {
+T* kernel_tiles(const T* weight, int inputs, int outputs, int row, Arena<T>& arena) {
   constexpr int most = kWinogradOutputs;
-  T* tiles = arena.take(ptrdiff_t(rounded_up(outputs, most)) * inputs * kTilePlaces);
+  T* tiles = arena.take(ptrdiff_t(rounded_up(outputs, most)) * row * kTilePlaces);
+  T* turned = arena.take(ptrdiff_t(9) * row);
   for (int o = 0; o < outputs; ++o) {
     const int first = o / most * most, block = std::min(most, outputs - first);
-    for (int c = 0; c < inputs; ++c)
-      kernel_tile(weight + (ptrdiff_t(o) * inputs + c) * 9,
-                  tiles + ptrdiff_t(first) * kTilePlaces * inputs + c * block + o % most,
-                  ptrdiff_t(inputs) * block);
+    T* out = tiles + (ptrdiff_t(first) * kTilePlaces + o % most) * row;
+    transpose_matrix(weight + ptrdiff_t(o) * inputs * 9, inputs, 9, 9, turned, row);
+    for (int c = 0; c < row; c += kLanes<T>) {
+      Vector<T> kernel[9], half[4 * 3], tile[kTilePlaces];
+      for (int i = 0; i < 9; ++i) kernel[i] = load(turned + i * row + c);
+      for (int j = 0; j < 3; ++j) transform_kernel(kernel + j, 3, half + j, 3);
+      for (int i = 0; i < 4; ++i) transform_kernel(half + 3 * i, 1, tile + 4 * i, 1);
+      for (int place = 0; place < kTilePlaces; ++place)
+        store(out + ptrdiff_t(place) * block * row + c, tile[place]);
+    }
   }
   return tiles;
 }
 
 // The sums over input channels for OUTPUTS channels and COUNT registers, all places.
 template <class T, int OUTPUTS, int COUNT>
-inline void multiply_tiles(const T* inputs, int channels, const T* kernels, T* sums) {
+inline void multiply_tiles(const T* inputs, int channels, const T* kernels, int row, T* sums) {
   for (int place = 0; place < kTilePlaces; ++place) {
     Vector<T> total[OUTPUTS][COUNT] = {};
-    for (int c = 0; c < channels; ++c, kernels += OUTPUTS) {
+    for (int c = 0; c < channels; ++c) {
       Vector<T> values[COUNT];
       for (int i = 0; i < COUNT; ++i) values[i] = load(inputs + (c * COUNT + i) * kLanes<T>);
       for (int o = 0; o < OUTPUTS; ++o)
-        for (int i = 0; i < COUNT; ++i) total[o][i] += values[i] * kernels[o];
+        for (int i = 0; i < COUNT; ++i) total[o][i] += values[i] * kernels[o * row + c];
     }
+    kernels += OUTPUTS * row;
     for (int o = 0; o < OUTPUTS; ++o)
       for (int i = 0; i < COUNT; ++i) store(sums + (o * COUNT + i) * kLanes<T>, total[o][i]);
     inputs += place_stride<T>(channels * COUNT);
@@ -136,8 +138,8 @@ inline void multiply_tiles(const T* inputs, int channels, const T* kernels, T* s
 
 // Computes COUNT tiles of a row of tiles, counted by column and then by register of images.
 template <class T, int COUNT>
-void convolve_tiles(const Maps<T>& x, const T* kernels, const Maps<T>& y, int row, int first,
-                    T* inputs, T* sums) {
+void convolve_tiles(const Maps<T>& x, const T* kernels, int kernel_row, const Maps<T>& y, int row,
+                    int first, T* inputs, T* sums) {
   const int registers = x.lanes / kLanes<T>;
   int column[COUNT], lane[COUNT];
   for (int i = 0; i < COUNT; ++i) {
@@ -151,7 +153,8 @@ void convolve_tiles(const Maps<T>& x, const T* kernels, const Maps<T>& y, int ro
     at_compile_time<kWinogradOutputs>(
         std::min(kWinogradOutputs, y.channels - o), [&](auto outputs) {
           multiply_tiles<T, outputs(), COUNT>(
-              inputs, x.channels, kernels + ptrdiff_t(o) * kTilePlaces * x.channels, sums);
+              inputs, x.channels, kernels + ptrdiff_t(o) * kTilePlaces * kernel_row, kernel_row,
+              sums);
           for (int k = 0; k < outputs(); ++k)
             for (int i = 0; i < COUNT; ++i)
               output_tile(sums + (k * COUNT + i) * kLanes<T>, place_stride<T>(outputs() * COUNT),
@@ -165,15 +168,132 @@ void convolve_tiles(const Maps<T>& x, const T* kernels, const Maps<T>& y, int ro
 template <class T>
 void convolve_winograd(Maps<T> x, const T* weight, Maps<T> y, Arena<T>& arena) {
   constexpr int count = 2;
-  const T* kernels = kernel_tiles(weight, x.channels, y.channels, arena);
+  const int kernel_row = rounded_up(x.channels, kLanes<T>);
+  const T* kernels = kernel_tiles(weight, x.channels, y.channels, kernel_row, arena);
   T* inputs = arena.take(kTilePlaces * place_stride<T>(x.channels * count));
   T* sums = arena.take(kTilePlaces * place_stride<T>(kWinogradOutputs * count));
   const int tiles = x.width / 2 * (x.lanes / kLanes<T>), pairs = tiles / count * count;
   for (int row = 0; row < x.height; row += 2) {
     for (int first = 0; first < pairs; first += count)
-      convolve_tiles<T, count>(x, kernels, y, row, first, inputs, sums);
-    if (pairs < tiles) convolve_tiles<T, 1>(x, kernels, y, row, pairs, inputs, sums);
+      convolve_tiles<T, count>(x, kernels, kernel_row, y, row, first, inputs, sums);
+    if (pairs < tiles) convolve_tiles<T, 1>(x, kernels, kernel_row, y, row, pairs, inputs, sums);
   }
+}
+
+// A of 2 values to 4.
+template <class V>
+inline void transform_gradient(const V* in, int in_step, V* out, int out_step) {
+  out[0] = in[0];
+  out[out_step] = in[0] + in[in_step];
+  out[2 * out_step] = in[0] - in[in_step];
+  out[3 * out_step] = -in[in_step];
+}
+
+// A dy A' for one register of images.
+template <class T>
+inline void gradient_tile(const T* corner, ptrdiff_t row, int lanes, T* out, ptrdiff_t stride) {
+  Vector<T> pixels[2 * 2], half[4 * 2], tile[kTilePlaces];
+  for (int i = 0; i < 2; ++i)
+    for (int j = 0; j < 2; ++j) pixels[2 * i + j] = load(corner + i * row + ptrdiff_t(j) * lanes);
+  for (int j = 0; j < 2; ++j) transform_gradient(pixels + j, 2, half + j, 2);
+  for (int i = 0; i < 4; ++i) transform_gradient(half + 2 * i, 1, tile + 4 * i, 1);
+  for (int place = 0; place < kTilePlaces; ++place) store(out + place * stride, tile[place]);
+}
+
+// G' of 4 values to 3.
+template <class V>
+inline void transform_sums(const V* in, int in_step, V* out, int out_step) {
+  const V even = (in[in_step] + in[2 * in_step]) / 2;
+  out[0] = in[0] + even;
+  out[out_step] = (in[in_step] - in[2 * in_step]) / 2;
+  out[2 * out_step] = even + in[3 * in_step];
+}
+
+// Outputs per block of correlate_rows, and its registers of channels.
+constexpr int kRowOutputs = kManyRegisters ? 8 : 4, kRowRegisters = 2;
+
+// sums[o][c] = sum over `count` elements of dy[o] x[c], added to what stands there if `add`, for
+// OUTPUTS channels of dy, `plane` apart, and `channels` of x, which are innermost in `rows`.
+template <class T, int OUTPUTS, int REGISTERS>
+inline void correlate_rows(const T* dy, ptrdiff_t plane, ptrdiff_t count, const T* rows,
+                           ptrdiff_t row, bool add, T* sums, ptrdiff_t sums_row, int channels) {
+  Vector<T> totals[OUTPUTS][REGISTERS] = {};
+  for (int o = 0; o < OUTPUTS && add; ++o)
+    std::memcpy(totals[o], sums + o * sums_row, size_t(channels) * sizeof(T));
+  for (ptrdiff_t i = 0; i < count; ++i, ++dy, rows += row) {
+    Vector<T> values[REGISTERS];
+    for (int r = 0; r < REGISTERS; ++r) values[r] = load(rows + r * kLanes<T>);
+    for (int o = 0; o < OUTPUTS; ++o)
+      for (int r = 0; r < REGISTERS; ++r) totals[o][r] += values[r] * dy[o * plane];
+  }
+  for (int o = 0; o < OUTPUTS; ++o)
+    std::memcpy(sums + o * sums_row, totals[o], size_t(channels) * sizeof(T));
+}
+
+// The transformed tiles of one register of images, [place, channel block, element, channel of the
+// block], with `elements` of a place.
+template <class T>
+void turned_tiles(const Maps<T>& x, int row, int column, int lane, T* scratch, T* out,
+                  ptrdiff_t elements) {
+  constexpr int lanes = kLanes<T>, width = kRowRegisters * lanes;
+  const int blocks = rounded_up(x.channels, width) / width;
+  for (int first = 0; first < x.channels; first += lanes) {
+    const int count = std::min(lanes, x.channels - first);
+    for (int k = 0; k < count; ++k)
+      input_tile(x, first + k, row, column, lane, scratch + k * lanes, lanes * lanes);
+    for (int place = 0; place < kTilePlaces; ++place) {
+      Vector<T> square[lanes] = {};
+      for (int k = 0; k < count; ++k) square[k] = load(scratch + (place * lanes + k) * lanes);
+      transpose<T>(square);
+      T* to = out + (ptrdiff_t(place) * blocks + first / width) * elements * width + first % width;
+      for (int k = 0; k < lanes; ++k) store(to + k * width, square[k]);
+    }
+  }
+}
+
+// The gradient of the weights of `convolve_winograd`: G' [(A dy A') * (B' x B)] G, summed over tiles
+// and images before the outer transform.
+template <class T>
+void correlate_winograd(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
+  constexpr int lanes = kLanes<T>, width = kRowRegisters * lanes;
+  constexpr ptrdiff_t chunk = 8, elements = chunk * lanes;
+  const int row = rounded_up(x.channels, width), outputs = dy.channels;
+  T* scratch = arena.take(kTilePlaces * lanes * lanes);
+  T* inputs = arena.take(kTilePlaces * elements * row);
+  T* gradients = arena.take(kTilePlaces * elements * outputs);
+  T* sums = arena.take(ptrdiff_t(kTilePlaces) * outputs * row);
+  const int registers = x.lanes / lanes, columns = x.width / 2;
+  const int tiles = x.height / 2 * columns * registers;
+  for (int first = 0; first < tiles; first += int(chunk)) {
+    const int count = std::min(int(chunk), tiles - first);
+    for (int i = 0; i < count; ++i) {
+      const int tile = (first + i) / registers, lane = (first + i) % registers * lanes;
+      const int y = tile / columns * 2, z = tile % columns * 2;
+      turned_tiles(x, y, z, lane, scratch, inputs + ptrdiff_t(i) * lanes * width, elements);
+      for (int o = 0; o < outputs; ++o)
+        gradient_tile(dy.channel(o) + y * dy.row() + ptrdiff_t(z) * dy.lanes + lane, dy.row(),
+                      dy.lanes, gradients + o * elements + i * lanes, elements * outputs);
+    }
+    for (int place = 0; place < kTilePlaces; ++place)
+      for (int c = 0; c < row; c += width)
+        for (int o = 0; o < outputs; o += kRowOutputs)
+          at_compile_time<kRowOutputs>(std::min(kRowOutputs, outputs - o), [&](auto block) {
+            correlate_rows<T, block(), kRowRegisters>(
+                gradients + (ptrdiff_t(place) * outputs + o) * elements, elements,
+                ptrdiff_t(count) * lanes, inputs + (ptrdiff_t(place) * row + c) * elements, width,
+                first > 0, sums + (ptrdiff_t(place) * outputs + o) * row + c, row, width);
+          });
+  }
+  for (int o = 0; o < outputs; ++o)
+    for (int c = 0; c < x.channels; c += lanes) {
+      Vector<T> tile[kTilePlaces], half[3 * 4], kernel[lanes < 9 ? 9 : lanes] = {};
+      for (int place = 0; place < kTilePlaces; ++place)
+        tile[place] = load(sums + (ptrdiff_t(place) * outputs + o) * row + c);
+      for (int j = 0; j < 4; ++j) transform_sums(tile + j, 4, half + j, 4);
+      for (int i = 0; i < 3; ++i) transform_sums(half + 4 * i, 1, kernel + 3 * i, 1);
+      transpose_matrix(reinterpret_cast<const T*>(kernel), 9, std::min(lanes, x.channels - c),
+                       lanes, gradient + (ptrdiff_t(o) * x.channels + c) * 9, 9);
+    }
 }
 
 }  // namespace esper::hosts
