@@ -217,6 +217,7 @@ def backends(results: Path) -> str:
         "hot_path_digits": "on `digits_shift`",
         "hot_path_pixels_tiny": "on tiny hosts",
         "hot_path_pixels": "on CIFAR-shaped images",
+        "hot_path_text": "on text",
     }
     ratios = []
     for name, where in names.items():
@@ -225,8 +226,7 @@ def backends(results: Path) -> str:
         ratios.append(f"{ratio:.1f} times {where}")
     return (
         "Without g++ torch computes the hosts. In whole training loops the native backend is "
-        f"faster than torch, {ratios[0]}, {ratios[1]} and {ratios[2]} (the three tables linked "
-        "below)."
+        f"faster than torch, {', '.join(ratios[:-1])} and {ratios[-1]} (tables linked below)."
     )
 
 

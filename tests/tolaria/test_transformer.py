@@ -20,14 +20,18 @@ from support import (
     SEQUENCE_NAMES,
     Garden,
     Plant,
+    assert_same_environment,
     every_plant,
     mixed_gardens,
+    naive_environments,
+    optimisation,
     planted,
     random_batches,
     random_stack,
     seed_state,
     small_gpt,
     train,
+    train_naively,
 )
 
 HOST = small_gpt()
@@ -67,6 +71,22 @@ def test_minibatches_of_any_size_train_like_their_modules(context: int, width: i
     host = small_gpt(layers=1, width=width, heads=2, context=context, classes=19)
     for batch in (1, 17):
         check(host, [{}, {0: Plant("attention", Style.LINEAR_MULTIPLY, alpha=0.3)}], batch=batch)
+
+
+@every_backend
+def test_attention_with_large_scores_trains_like_its_module():
+    """Whose exponentials overflow, unless the largest score is subtracted first."""
+    host, rows = small_gpt(width=8), 2
+    stack, batches = random_stack(host, rows), random_batches(host, rows, count=1)
+    for name, weights in host.layout.views(stack.host).items():
+        if name.endswith("joint.weight"):
+            weights.mul_(100.0)
+    settings = optimisation(rows, len(host.slots))
+    environments = naive_environments(host, stack, [{}] * rows, settings)
+    train(host, stack, seed_state([{}] * rows, len(host.slots)), batches, settings)
+    train_naively(environments, batches)
+    for n, environment in enumerate(environments):
+        assert_same_environment(host, stack, n, environment)
 
 
 @every_backend
