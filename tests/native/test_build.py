@@ -452,7 +452,8 @@ def test_library_is_clean_under_sanitisers(tmp_path: Path):
         pytest.skip("this g++ comes without sanitisers")
     tests = Path(__file__).parents[1]
     flags = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all"
-    oracles = [tests / "tolaria" / f"test_{what}_oracle.py" for what in ("training", "measure")]
+    names = ("training_oracle", "measure_oracle", "transformer")
+    oracles = [tests / "tolaria" / f"test_{name}.py" for name in names]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "native"]
         + [str(path) for path in oracles]

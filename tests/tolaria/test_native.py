@@ -191,6 +191,22 @@ def test_a_non_finite_value_affects_only_its_own_environment():
                 assert_identical(row_of(stack, n), row_of(expected, n))
 
 
+def test_of_predictions_that_are_not_finite_the_first_class_counts():
+    """As in torch, for which NaN is larger than any number.
+
+    Without attention, as 0 times the NaN of a later byte is NaN in torch.
+    """
+    host, rows = small_gpt(heads=0), 2
+    stack = random_stack(host, rows, F32)
+    host.layout.views(stack.host)["byte.weight"][1, 2:] = math.nan
+    batches, state = random_batches(host, rows, dtype=F32), seed_state([{}] * rows, 3)
+    accuracy = [
+        train(host, copied(stack), state, batches, backend=backend).accuracy
+        for backend in (NativeBackend(host, F32), TorchBackend(host, Precision("cpu")))
+    ]
+    torch.testing.assert_close(*accuracy)
+
+
 # --- fallback -----------------------------------------------------------------------------
 
 

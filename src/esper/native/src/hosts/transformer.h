@@ -54,7 +54,7 @@ class Embedding : public Layer<T> {
       for (int i = 0; i < count; ++i)
         square[i] = load(dy.channel(first + i) + ptrdiff_t(pixel) * dy.lanes + lane);
       transpose<T>(square);
-      for (int i = 0; i < std::min(kLanes<T>, dy.images - lane); ++i) {
+      for (int i = 0; i < kLanes<T>; ++i) {
         add(table_gradient() + row(pixel, lane + i) + first, square[i], count);
         total += square[i];
       }
