@@ -316,4 +316,5 @@ class NaiveBackend:
                     for old, new in zip(before, parameters, strict=True):
                         fresh.state[new] = own[name].state[old]
                 own[name] = fresh
+            own[name].param_groups[0]["lr"] = rates[name]
         return own

@@ -40,37 +40,35 @@ NEVER_GROWS = "best network that never grows"
 WIDTH = 105
 
 
-def naive_way(way: str) -> str:
-    """Describe a naive way, such as ``2 x 1 thread, NCHW``, in words."""
-    threads, layout = way.split(", ")
-    if " x " in threads:
-        return f"{threads.split(' x ')[0]} single-threaded processes ({layout})"
-    return f"one process with {threads} ({layout})"
+RACES = {
+    "digits": "digits",
+    "mlp": "fully connected",
+    "text": "text",
+    "pixels": "CIFAR shapes",
+    "wide_32": "32-64 channels",
+    "wide_128": "128-256 channels",
+}
+"""What the races are called in the texts, by the names of their files."""
 
 
 def speed(results: Path) -> str:
     """How much faster than the naive loop, in its fastest way, the whole training loop runs."""
-    rows, pixels = (read(f"hot_path_{task}", results) for task in ("digits", "pixels"))
-    if rows is None or pixels is None:
+    races = {what: read(f"hot_path_{name}", results) for name, what in RACES.items()}
+    if None in races.values():
         return (
             "- **It is fast**, but against the fastest way of running the naive loop it is not "
             "measured yet (`make bench-hot-path`)."
         )
-    by_name = {row["backend"]: row for row in rows}
-    native, plain = by_name["NativeBackend"], by_name["TorchBackend"]
-    text = (
-        f"- **It is fast.** On {native['threads']} cores the whole training loop of "
-        f"{native['envs']} growing networks runs {native['ratio']:.1f} times as fast with the "
-        f"native backend, and {plain['ratio']:.1f} times with torch, as the same loop over "
-        "ordinary modules in the fastest of all ways to run it, mostly "
-        f"{naive_way(native['naive_way'])}"
+    ratios = []
+    for what, rows in races.items():
+        (native,) = (row for row in rows if row["backend"] == "NativeBackend")
+        ratios.append(f"{native['ratio']:.1f} ({what})")
+    ways, cores = len(native["ways"]), native["threads"]
+    return (
+        f"- **It is fast.** On {cores} cores the whole loop runs {', '.join(ratios[:-1])} and "
+        f"{ratios[-1]} times as fast as over plain modules in the fastest of {ways} ways "
+        "([races](docs/performance.md))."
     )
-    own = {row["backend"]: row["ratio"] for row in pixels}
-    text += (
-        f"; on CIFAR-shaped images {own['NativeBackend']:.1f} times natively and "
-        f"{own['TorchBackend']:.1f} times with torch"
-    )
-    return f"{text} ([results](benchmarks/results/hot_path_digits.md))."
 
 
 def world(results: Path) -> str:

@@ -151,7 +151,7 @@ def test_every_figure_belongs_to_a_claim() -> None:
 
 def test_printed_output_is_committed() -> None:
     committed = (RESULTS / "demo.md").read_text().splitlines()
-    lines = block("README.md", "and ends like this")
+    lines = block("README.md", "ends like this")
     assert lines
     assert [line for line in lines if line not in committed] == []
 

@@ -14,6 +14,9 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.ops import conv2d
 from esper.kasmina.stack import weight
 from esper.leyline.actions import BLUEPRINTS, Style
+from esper.native.library import multiplies_bfloat16
+from esper.tolaria.backends import Backend, HeldBack
+from esper.tolaria.backends import native as native_module
 from esper.tolaria.backends.choice import choose_backend
 from esper.tolaria.backends.native import MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import TorchBackend
@@ -88,13 +91,15 @@ def narrowest_gap(host: Host, garden: Garden, seed: int) -> float:
     return min(gaps, default=math.inf)
 
 
-def trained(host: Host, garden: Garden, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+def trained(
+    host: Host, garden: Garden, backend: Backend, seed: int, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """Losses, gradients (in the first moments) and statistics after one minibatch."""
     rows, slots = len(garden), len(host.slots)
+    dtype = dtype or backend.dtype
     stack = random_stack(host, rows, dtype, seed)
     batches = random_batches(host, rows, count=1, dtype=dtype, seed=seed)
     settings = optimisation(rows, slots, max_norm=1e9, dtype=dtype)
-    backend = NativeBackend(host, dtype)
     result = train(host, stack, seed_state(garden, slots), batches, settings, backend)
     found = {"loss": result.loss}
     for n in range(rows):
@@ -120,7 +125,9 @@ def test_float_matches_double_away_from_decision_boundaries(host: Host):
                 break
         else:
             continue
-        exact, found = (trained(host, garden, dtype, seed) for dtype in (F64, F32))
+        exact, found = (
+            trained(host, garden, NativeBackend(host, dtype), seed) for dtype in (F64, F32)
+        )
         for what, expected in exact.items():
             # The gradient of a bias before a norm is pure rounding error and has no correct digits.
             size = max(expected.norm().item(), 1e-4)
@@ -128,6 +135,52 @@ def test_float_matches_double_away_from_decision_boundaries(host: Host):
             assert error <= 1e-5 * size, (name, style, what, error / size)
         compared += 1
     assert compared >= len(names)
+
+
+# --- bfloat16 ---------------------------------------------------------------------------------
+
+needs_bfloat16 = pytest.mark.skipif(
+    not multiplies_bfloat16(), reason="this processor does not multiply bfloat16"
+)
+WIDE = small_host(channels=(32, 35), kernel=3, pools=0, image=(8, 8, 2))
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("seed", [3, 4])
+def test_wide_convolutions_err_as_under_autocast(seed: int):
+    """At most twice as much, and by half a percent where autocast is nearly exact."""
+    garden: Garden = [{}, {0: Plant("conv_light"), 1: Plant("conv_heavy")}]
+    exact = trained(WIDE, garden, NativeBackend(WIDE, F64), seed)
+    rounded = trained(WIDE, garden, NativeBackend(WIDE, F32, 1, True), seed)
+    mixed = TorchBackend(WIDE, Precision("cpu", torch.bfloat16))
+    autocast = trained(WIDE, garden, mixed, seed, F32)
+    for what, expected in exact.items():
+        size = max(expected.norm().item(), 1e-4)
+        error, usual = ((x[what].to(F64) - expected).norm().item() for x in (rounded, autocast))
+        assert error <= 2.0 * usual + 5e-3 * size, (what, error / size, usual / size)
+    assert not torch.equal(rounded["0 conv1.weight"], exact["0 conv1.weight"].to(F32))
+
+
+@needs_bfloat16
+def test_narrow_convolutions_are_not_rounded():
+    garden, host = [{0: Plant("conv_light")}], small_host(channels=(16, 31))
+    assert_identical(
+        *(trained(host, garden, NativeBackend(host, F32, 1, flag), 3) for flag in (True, False))
+    )
+
+
+@needs_bfloat16
+def test_a_rounded_host_validates_as_it_trains():
+    """Validation rounds too, and pixels beyond the images do not count."""
+    stack, data = random_stack(WIDE, 2, F32), random_batches(WIDE, 2, count=1, size=9, dtype=F32)
+    held_back = HeldBack(data[0][0][:, :, :, 0][None], data[0][1][:1], torch.zeros(2).long())
+    nobody = Seeds.acting(seed_state([{}, {}], len(WIDE.slots)))
+    losses = []
+    for flag in (False, True):
+        scores, _ = NativeBackend(WIDE, F32, 1, flag).evaluate(stack, nobody, held_back, [])
+        losses.append(scores.loss)
+    assert not torch.equal(*losses)
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0.0)
 
 
 # --- threads ----------------------------------------------------------------------------------
@@ -210,15 +263,19 @@ def test_of_predictions_that_are_not_finite_the_first_class_counts():
 # --- fallback -----------------------------------------------------------------------------
 
 
-def test_torch_replaces_the_library_for_unsupported_settings(caplog):
+def test_torch_replaces_the_library_for_unsupported_settings(caplog, monkeypatch):
     odd = small_host(classes=3)
     half = choose_backend("auto", odd, Precision("cpu"), torch.float16, CPU)
     assert isinstance(half, TorchBackend)
     assert "float16" in caplog.text
-    mixed = Precision("cpu", torch.bfloat16)
+    mixed = Precision("cpu", torch.float16)
     assert isinstance(choose_backend("auto", odd, mixed, F32, CPU), TorchBackend)
     assert isinstance(choose_backend("native", odd, mixed, F32, CPU), TorchBackend)
-    assert "full precision" in caplog.text
+    assert "float32 and bfloat16, not float16" in caplog.text
+    monkeypatch.setattr(native_module, "multiplies_bfloat16", lambda: False)
+    rounded = Precision("cpu", torch.bfloat16)
+    assert isinstance(choose_backend("auto", odd, rounded, F32, CPU), TorchBackend)
+    assert "this processor does not multiply bfloat16" in caplog.text
     assert isinstance(choose_backend("torch", odd, Precision("cpu"), F32, CPU), TorchBackend)
     assert isinstance(choose_backend("auto", odd, Precision("cpu"), F32, CPU), NativeBackend)
 

@@ -14,7 +14,9 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.stack import zeros
 from esper.leyline.actions import HEADS, Style
 from esper.simic.growth.environment import GrowthEnv
+from esper.tolaria import precision as precision_module
 from esper.tolaria.backends import HeldBack
+from esper.tolaria.backends.choice import precision_after_trial
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
 from esper.tolaria.governor import Reason
 from esper.tolaria.plan import Seeds
@@ -53,6 +55,7 @@ DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"]
 )
 NAN = float("nan")
+F32 = torch.float32
 ODD = small_host(image=(4, 4, 3), channels=(3, 5))
 """Odd numbers of channels, on images of 2 x 2 behind the pool."""
 HOSTS = {"odd": ODD, "even": small_host(channels=(4, 6)), "mlp": small_mlp()}
@@ -75,6 +78,30 @@ def test_on_a_cpu_other_backends_give_the_reason(backend: str) -> None:
     assert "--backend torch" in precision.reason
     with precision.autocast():
         assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("backend", ["auto", "native"])
+@pytest.mark.parametrize("name", ["auto", "bfloat16"])
+def test_native_hosts_round_where_the_processor_multiplies_bfloat16(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for able in (True, False):
+        monkeypatch.setattr(precision_module, "multiplies_bfloat16", lambda able=able: able)
+        precision = resolve_precision(True, CPU, name, backend)
+        assert precision.enabled == able
+        assert (precision.reason or "--backend torch").endswith("--backend torch")
+
+
+def test_native_hosts_without_wide_convolutions_are_float32() -> None:
+    mixed = Precision("cpu", torch.bfloat16)
+    narrow = precision_after_trial(mixed, [small_host(), small_mlp()], F32, CPU, "auto")
+    assert not narrow.enabled
+    assert narrow.reason == (
+        "backend auto rounds convolutions of 32 channels, and there are none; use --backend torch"
+    )
+    wide = small_host(channels=(3, 32))
+    assert precision_after_trial(mixed, [small_mlp(), wide], F32, CPU, "auto") == mixed
+    assert precision_after_trial(mixed, [small_mlp()], F32, CPU) == mixed
 
 
 @pytest.mark.parametrize(

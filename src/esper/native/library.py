@@ -87,6 +87,14 @@ def vector_bytes(of: ctypes.CDLL) -> int:
     return c_int.in_dll(of, "esper_vector_bytes").value
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the library is available and this processor has instructions for bfloat16."""
+    try:
+        return bool(c_int.in_dll(library(), "esper_has_bfloat16").value)
+    except Unavailable:
+        return False
+
+
 def function(name: str, *arguments: Any) -> Callable[..., int]:
     """A function of the library that raises an exception on failure.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from esper.leyline.errors import UsageError
 from esper.leyline.switches import switched_on
+from esper.native.library import multiplies_bfloat16
 
 DISABLE_VARIABLE = "ESPER_DISABLE_AMP"
 AMP_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -71,7 +72,8 @@ def resolve_precision(
         use_amp: whether it is requested.
         device: device of the hosts.
         amp_dtype: ``bfloat16``, ``float16``, or ``auto``: bfloat16 if the device supports it.
-        backend: one of ``backends.choice.NAMES``; on a CPU only ``torch`` has mixed precision.
+        backend: one of ``backends.choice.NAMES``; on a CPU ``torch`` has both dtypes, and the
+            native one bfloat16 if the processor multiplies it.
     """
     if not use_amp:
         return Precision(device.type)
@@ -86,7 +88,8 @@ def resolve_precision(
 def _obstacle(device: torch.device, amp_dtype: str, backend: str) -> str | None:
     if amp_disabled():
         return f"{DISABLE_VARIABLE} is set"
-    if device.type == "cpu" and backend != "torch":
+    is_native = backend in ("auto", "native") and amp_dtype != "float16"
+    if device.type == "cpu" and backend != "torch" and not (is_native and multiplies_bfloat16()):
         return f"backend {backend} has no mixed precision on {device}; use --backend torch"
     if amp_dtype == "bfloat16" and not has_bfloat16(device):
         return f"{device} has no bfloat16; use --amp-dtype float16"

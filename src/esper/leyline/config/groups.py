@@ -306,8 +306,8 @@ class MachineConfig:
     device), triton (CUDA only, for convolutional hosts and MLPs; compiles for a minute on first
     use), or auto (native where available, else torch)."""
     use_amp: bool = setting(False, aliases=("amp",), only="growth")
-    """Train the hosts in mixed precision, on CUDA or on a CPU with --backend torch.
-    ESPER_DISABLE_AMP=1 disables it."""
+    """Train the hosts in mixed precision: on CUDA, on a CPU that multiplies bfloat16 (wide
+    convolutions), or with --backend torch. ESPER_DISABLE_AMP=1 disables it."""
     amp_dtype: HalfPrecision = "auto"
     """Dtype of --use-amp and --amp-policy: bfloat16, float16 (with loss scaling), or auto
     (bfloat16; float16 on a device without bfloat16)."""

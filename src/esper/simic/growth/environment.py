@@ -127,9 +127,9 @@ class GrowthEnv(GrowthLayout):
         distinct = list(dict.fromkeys(keys))
         hosts = [key.host for key in distinct]
         preload = config.preload if device.type == "cuda" else True
-        self.precision = precision
         for one in dict.fromkeys(devices):
-            self.precision = precision_after_trial(self.precision, hosts, config.dtype, one)
+            precision = precision_after_trial(precision, hosts, config.dtype, one, config.backend)
+        self.precision = precision
         self.banks: dict[tuple[StackKey, torch.device], DataBank] = {}
         self.backends: dict[tuple[StackKey, torch.device], Backend] = {}
         self._row_memory: dict[tuple[StackKey, torch.device], RowMemory] = {}

@@ -5,13 +5,14 @@ from itertools import product
 
 import torch
 
+from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.module import ModuleHost
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.native.build import Unavailable
 from esper.native.library import fall_back
 from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation, Variant
-from esper.tolaria.backends.native import MixedBackend, NativeBackend
+from esper.tolaria.backends.native import LEAST_ROUNDED, MixedBackend, NativeBackend
 from esper.tolaria.backends.torch import FunctionalBackend, TorchBackend
 from esper.tolaria.backends.triton import TritonBackend
 from esper.tolaria.plan import Seeds
@@ -31,23 +32,23 @@ def choose_backend(
 ) -> Backend:
     """The backend called ``name`` for hosts of one shape.
 
-    ``auto`` is ``native`` on a CPU in full precision and ``torch`` elsewhere. If the native or the
+    ``auto`` is ``native`` on a CPU and ``torch`` elsewhere. If the native or the
     Triton backend is not available, torch replaces it and one log line says why. If the native one
     does not implement a blueprint, torch computes only the hosts with such a seed.
 
     ``dtype`` and ``device`` are those of parameters and data; ``threads`` are for the native
     backend: with torch the caller distributes environments over threads.
     """
-    if name == "torch" or (name == "auto" and (device.type != "cpu" or precision.enabled)):
+    if name == "torch" or (name == "auto" and device.type != "cpu"):
         return torch_backend(host, precision)
     try:
         if name == "triton":
             return TritonBackend(host, precision, dtype, device)
         if device.type != "cpu":
             raise Unavailable(f"it computes on the CPU only, not on {device}")
-        if precision.enabled:
-            raise Unavailable("it computes in full precision only")
-        native = NativeBackend(host, dtype, threads)
+        if precision.scales_losses:
+            raise Unavailable("it computes in float32 and bfloat16, not float16")
+        native = NativeBackend(host, dtype, threads, precision.enabled)
     except Unavailable as reason:
         fall_back(str(reason), backend="triton" if name == "triton" else "native")
         return torch_backend(host, precision)
@@ -74,9 +75,15 @@ _BATCH = 2
 
 
 def precision_after_trial(
-    precision: Precision, hosts: Sequence[Host], dtype: torch.dtype, device: torch.device
+    precision: Precision,
+    hosts: Sequence[Host],
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: str = "torch",
 ) -> Precision:
     """``precision`` if the ``hosts`` of all stacks can be trained and scored in it, else float32.
+
+    On a CPU the native backend rounds wide convolutions alone: without any it is float32.
 
     Not every operation supports every dtype on every device, including operations of plug-ins. A
     failure at the start costs a warning, which names the reason. A failure during the run would
@@ -84,6 +91,11 @@ def precision_after_trial(
     """
     if not precision.enabled:
         return precision
+    if device.type == "cpu" and backend != "torch":
+        widths = [max(host.channels) for host in hosts if isinstance(host, CnnHost)]
+        if max(widths, default=0) < LEAST_ROUNDED:
+            reason = f"backend {backend} rounds convolutions of {LEAST_ROUNDED} channels, and there"
+            return Precision("cpu", reason=f"{reason} are none; use --backend torch")
     try:
         for host in hosts:
             try_host(host, precision, dtype, device)

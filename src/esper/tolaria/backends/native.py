@@ -21,6 +21,7 @@ from esper.native.library import (
     Pointers,
     function,
     library,
+    multiplies_bfloat16,
     vector_bytes,
 )
 from esper.native.structures import Struct, definitions
@@ -36,6 +37,9 @@ KINDS = CALLS.enums["Kind"]
 
 FAMILY_OF: dict[type[Host], str] = {CnnHost: "conv", MlpHost: "mlp", TransformerHost: "sequence"}
 """Family of the hosts that the library implements."""
+
+LEAST_ROUNDED = 32
+"""Channels from which products in bfloat16 are worth the rounding of their factors."""
 
 EVALUATION_LANES = 64
 """Images scored at once if activations are small."""
@@ -53,9 +57,12 @@ class NativeBackend:
         host: a ``CnnHost``, an ``MlpHost`` or a ``TransformerHost``.
         dtype: float32 or float64.
         threads: threads that share the environments of a call; the number does not change results.
+        rounds_factors: whether 3x3 convolutions between ``LEAST_ROUNDED`` channels and more round
+            their factors to bfloat16; sums, and everything else, have the given dtype.
 
     Raises:
-        Unavailable: the library cannot be built, or does not implement this host or dtype.
+        Unavailable: the library cannot be built, or does not implement this host or dtype, or the
+            processor does not multiply bfloat16.
     """
 
     name = "native"
@@ -63,11 +70,15 @@ class NativeBackend:
     measures_slots = True
     """Switched off only to find what measuring the slots costs."""
 
-    def __init__(self, host: Host, dtype: torch.dtype, threads: int = 1):
+    def __init__(
+        self, host: Host, dtype: torch.dtype, threads: int = 1, rounds_factors: bool = False
+    ):
         if dtype not in SUFFIXES:
             raise Unavailable(f"it computes in float32 and float64, not {dtype}")
         if threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
+        if rounds_factors and not multiplies_bfloat16():
+            raise Unavailable("this processor does not multiply bfloat16")
         # A subclass may compute something else.
         if type(host) not in FAMILY_OF:
             raise Unavailable(f"it does not implement hosts of the type {type(host).__name__}")
@@ -76,7 +87,7 @@ class NativeBackend:
         suffix, at = SUFFIXES[dtype], Pointers()
         create = function(f"hosts_create_{suffix}", CALLS.HostSpec, c_int, POINTER(c_void_p))
         self.network = Handle(f"hosts_free_{suffix}")
-        create(_host_spec(host, at), threads, self.network.address)
+        create(_host_spec(host, at, rounds_factors), threads, self.network.address)
         self._train = function(f"hosts_train_{suffix}", c_void_p, CALLS.TrainCall)
         self._evaluate = function(f"hosts_evaluate_{suffix}", c_void_p, CALLS.EvaluateCall)
         self.lock = Lock()
@@ -245,7 +256,9 @@ class NativeBackend:
                 assert list(result) == [layout.size, len(layout.fields)], BLUEPRINTS[kind]
 
 
-def _host_spec(host: CnnHost | MlpHost | TransformerHost, at: Pointers) -> Struct:
+def _host_spec(
+    host: CnnHost | MlpHost | TransformerHost, at: Pointers, rounds_factors: bool
+) -> Struct:
     """Description of a host for the library."""
     height, width, channels = host.image
     kernel, heads = getattr(host, "kernel", 1), getattr(host, "heads", 0)
@@ -263,6 +276,7 @@ def _host_spec(host: CnnHost | MlpHost | TransformerHost, at: Pointers) -> Struc
         classes=host.classes,
         kernel=kernel,
         heads=heads,
+        least_rounded=LEAST_ROUNDED if rounds_factors else 0,
         steps=len(program),
         slots=len(host.slots),
         blocks=len(host.block_sizes),

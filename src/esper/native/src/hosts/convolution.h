@@ -104,7 +104,9 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, RowChoice rows 
 template <class T>
 void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena) {
   if (winograd_pays(x, kernel, y.channels))
-    convolve_winograd(x, weight, y, arena);
+    in_precision(x, y.channels, arena, [&](auto numbers) {
+      convolve_winograd<T, decltype(numbers)>(x, weight, y, arena);
+    });
   else
     convolve(x, weight, kernel, y);
 }
@@ -237,7 +239,7 @@ void correlate_linear(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
     for (int o = 0; o < dy.channels; o += most)
       at_compile_time<most>(std::min(most, dy.channels - o), [&](auto outputs) {
         at_compile_time<2>(std::min(2, (row - c) / lanes), [&](auto registers) {
-          correlate_rows<T, outputs(), registers()>(
+          correlate_rows<T, Whole<T>, outputs(), registers()>(
               dy.channel(o), dy.plane(), dy.plane(), turned.data + c, row, false,
               gradient + ptrdiff_t(o) * x.channels + c, x.channels,
               std::min(registers() * lanes, x.channels - c));
@@ -253,7 +255,9 @@ void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, Arena<T>& arena) 
     correlate_linear(dy, x, gradient, arena);
   else if (winograd_pays(x, kernel, dy.channels) &&
            std::min(x.channels, dy.channels) >= kLeastCorrelated)
-    correlate_winograd(dy, x, gradient, arena);
+    in_precision(x, dy.channels, arena, [&](auto numbers) {
+      correlate_winograd<T, decltype(numbers)>(dy, x, gradient, arena);
+    });
   else
     correlate(dy, x, kernel, gradient);
 }

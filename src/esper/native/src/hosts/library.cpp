@@ -123,4 +123,5 @@ ESPER_EXPORT(sizes)
 ESPER_EXPORT(train)
 ESPER_EXPORT(evaluate)
 int esper_vector_bytes = esper::kVectorBytes;
+int esper_has_bfloat16 = esper::hosts::has_pairs();
 }

@@ -284,6 +284,8 @@ inline void allow(const void*, size_t) {}
 template <class T>
 class Arena {
  public:
+  int least_rounded = 0;  // channels from which convolutions round their factors; 0: never
+
   struct Mark {
     size_t block, used;
   };

@@ -24,6 +24,7 @@ class Worker {
   explicit Worker(const HostSpec& spec) : spec_(spec) {
     const int pixels = spec.height * spec.width;
     const bool dense = spec.family == Family::mlp;
+    arena_.least_rounded = spec.least_rounded;
     if (spec.family == Family::sequence) predictions_ = spec.width;
     int channels = dense ? pixels * spec.channels : spec.channels;
     for (int pixel = 0; pixel < pixels; ++pixel)
