@@ -82,7 +82,7 @@ def measure(
     Args:
         workloads: the workload of each backend; they differ in their precision alone.
         episodes: timed episodes.
-        use_amp: whether the hosts compute in half precision, which the naive loop never does.
+        use_amp: whether our hosts compute in half precision; the numbers are then not compared.
         beside_naive: whether the naive loop takes part; without it there is no ratio.
     """
     if beside_naive and not use_amp:
