@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "layer.h"
 
@@ -37,7 +38,8 @@ class CausalAttention : public Layer<T> {
         }
         for (int s = 0; s <= t; ++s)
           store(row + s * joint.lanes, load(row + s * joint.lanes) / total);
-        head.sum(y, 0, t, joint_, kValue, 0, t + 1, [&](int s) { return load(row + s * joint.lanes); });
+        head.sum(y, 0, t, joint_, kValue, 0, t + 1,
+                 [&](int s) { return load(row + s * joint.lanes); });
       }
     });
     return y;

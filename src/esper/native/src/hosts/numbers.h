@@ -19,7 +19,8 @@ struct Whole {
   static Vector<T> add(Vector<T> total, Vector<T> a, T b) { return total + a * b; }
 };
 
-#if defined(__AVX512BW__) && defined(__x86_64__)
+// Older compilers may come with an assembler that does not know the instructions.
+#if defined(__AVX512BW__) && defined(__x86_64__) && !defined(__clang__) && __GNUC__ >= 11
 #define ESPER_PAIRS
 
 // The instructions stand as assembly so that a library for any processor with AVX-512 has them; it

@@ -143,7 +143,7 @@ inline void multiply_tiles(const T* inputs, int channels, const T* kernels, int 
       Vector<T> values[COUNT];
       for (int i = 0; i < COUNT; ++i) values[i] = load(inputs + (c * COUNT + i) * kLanes<T>);
       for (int o = 0; o < OUTPUTS; ++o)
-        for (int i = 0; i < COUNT; ++i) 
+        for (int i = 0; i < COUNT; ++i)
           total[o][i] = Numbers::add(total[o][i], values[i], kernels[o * row + c]);
     }
     kernels += OUTPUTS * row;
@@ -165,9 +165,13 @@ void convolve_tiles(const Maps<T>& x, const T* kernels, int kernel_row, const Ma
     column[i] = (first + i) / registers * 2;
     lane[i] = (first + i) % registers * kLanes<T>;
     for (int c = 0; c < channels; ++c) {
-      Vector<T> tile[numbers][kTilePlaces] = {};
-      for (int k = 0; k < std::min(numbers, x.channels - c * numbers); ++k)
-        input_tile(x, c * numbers + k, row, column[i], lane[i], tile[k]);
+      Vector<T> tile[numbers][kTilePlaces];
+      for (int k = 0; k < numbers; ++k) {
+        if (numbers == 1 || c * numbers + k < x.channels)
+          input_tile(x, c * numbers + k, row, column[i], lane[i], tile[k]);
+        else
+          std::fill(tile[k], tile[k] + kTilePlaces, Vector<T>{});
+      }
       T* to = inputs + (c * COUNT + i) * kLanes<T>;
       for (int place = 0; place < kTilePlaces; ++place)
         store(to + place * place_stride<T>(channels * COUNT),
@@ -201,7 +205,8 @@ void convolve_winograd(Maps<T> x, const T* weight, Maps<T> y, Arena<T>& arena) {
   for (int row = 0; row < x.height; row += 2) {
     for (int first = 0; first < pairs; first += count)
       convolve_tiles<T, Numbers, count>(x, kernels, kernel_row, y, row, first, inputs, sums);
-    if (pairs < tiles) convolve_tiles<T, Numbers, 1>(x, kernels, kernel_row, y, row, pairs, inputs, sums);
+    if (pairs < tiles)
+      convolve_tiles<T, Numbers, 1>(x, kernels, kernel_row, y, row, pairs, inputs, sums);
   }
 }
 
@@ -238,8 +243,8 @@ inline void transform_sums(const V* in, int in_step, V* out, int out_step) {
 // Outputs per block of correlate_rows, and its registers of channels.
 constexpr int kRowOutputs = kManyRegisters ? 8 : 4, kRowRegisters = 2;
 
-// sums[o][c] = sum over `count` places of elements of dy[o] x[c], added to what stands there if `add`, for
-// OUTPUTS channels of dy, `plane` apart, and `channels` of x, which are innermost in `rows`.
+// sums[o][c] = sum over `count` places of elements of dy[o] x[c], added to what stands there if
+// `add`, for OUTPUTS channels of dy, `plane` apart, and `channels` of x, which are innermost in `rows`.
 template <class T, class Numbers, int OUTPUTS, int REGISTERS>
 inline void correlate_rows(const T* dy, ptrdiff_t plane, ptrdiff_t count, const T* rows,
                            ptrdiff_t row, bool add, T* sums, ptrdiff_t sums_row, int channels) {
@@ -301,8 +306,9 @@ void correlate_winograd(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
       turned_tiles<T, Numbers>(x, y, z, lane, scratch, inputs + ptrdiff_t(i) * places * width,
                                elements);
       for (int o = 0; o < outputs; ++o)
-        gradient_tile<T, Numbers>(dy.channel(o) + y * dy.row() + ptrdiff_t(z) * dy.lanes + lane, dy.row(),
-                      dy.lanes, gradients + o * elements + i * places, elements * outputs);
+        gradient_tile<T, Numbers>(
+            dy.channel(o) + y * dy.row() + ptrdiff_t(z) * dy.lanes + lane, dy.row(), dy.lanes,
+            gradients + o * elements + i * places, elements * outputs);
     }
     for (int place = 0; place < kTilePlaces; ++place)
       for (int c = 0; c < row; c += width)
@@ -316,7 +322,7 @@ void correlate_winograd(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
   }
   for (int o = 0; o < outputs; ++o)
     for (int c = 0; c < x.channels; c += lanes) {
-      Vector<T> tile[kTilePlaces], half[3 * 4], kernel[lanes < 9 ? 9 : lanes] = {};
+      Vector<T> tile[kTilePlaces], half[3 * 4], kernel[9];
       for (int place = 0; place < kTilePlaces; ++place)
         tile[place] = load(sums + (ptrdiff_t(place) * outputs + o) * row + c);
       for (int j = 0; j < 4; ++j) transform_sums(tile + j, 4, half + j, 4);

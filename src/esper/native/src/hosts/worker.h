@@ -98,7 +98,8 @@ class Worker {
       const bool measured = call.slot_measures && batch + 1 == call.batches;
       if (measured) choose_path(true);
       Maps<T> x = gather(call, drawn, size);
-      const int64_t* labels = labels_of(x, [&](int i) { return call.labels + drawn[i] * predictions_; });
+      const int64_t* labels =
+          labels_of(x, [&](int i) { return call.labels + drawn[i] * predictions_; });
       for (const Passage& passage : path_) {
         Stage& stage = stages_[passage.stage];
         if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
