@@ -162,11 +162,26 @@ def test_wide_convolutions_err_as_under_autocast(seed: int):
 
 
 @needs_bfloat16
-def test_narrow_convolutions_are_not_rounded():
-    garden, host = [{0: Plant("conv_light")}], small_host(channels=(16, 31))
+@pytest.mark.parametrize(
+    ("channels", "garden"), [((16, 31), [{0: Plant("conv_light")}]), ((40, 31), [{}])]
+)
+def test_convolutions_narrow_on_either_side_are_not_rounded(channels: tuple, garden: Garden):
+    host = small_host(channels=channels, kernel=3, pools=0, image=(8, 8, 2))
     assert_identical(
         *(trained(host, garden, NativeBackend(host, F32, 1, flag), 3) for flag in (True, False))
     )
+
+
+@needs_bfloat16
+def test_a_non_finite_host_leaves_a_rounded_neighbour_its_bits():
+    """Both are computed in the same memory, and 35 channels leave half a pair empty."""
+    clean, batches = random_stack(WIDE, 2, F32), random_batches(WIDE, 2, dtype=F32)
+    sick, state = copied(clean), seed_state([{}, {}], len(WIDE.slots))
+    sick.host[0] = math.nan
+    for stack in (clean, sick):
+        train(WIDE, stack, state, batches, backend=NativeBackend(WIDE, F32, 1, True))
+    assert bool(clean.host[1].isfinite().all())
+    assert_identical(row_of(sick, 1), row_of(clean, 1))
 
 
 @needs_bfloat16
