@@ -14,7 +14,7 @@ template <class T>
 struct Whole {
   static constexpr int kNumbers = 1;
 
-  static Vector<T> pack(Vector<T> a, Vector<T>) { return a; }
+  static Vector<T> pack(Vector<T>, Vector<T> b) { return b; }
   static void put(T* to, Vector<T> value) { store(to, value); }
   static Vector<T> add(Vector<T> total, Vector<T> a, T b) { return total + a * b; }
 };

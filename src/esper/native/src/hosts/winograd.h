@@ -76,10 +76,10 @@ inline void transform_output(const V* in, int in_step, V* out, int out_step) {
   out[out_step] = in[in_step] - in[2 * in_step] - in[3 * in_step];
 }
 
-// B' x B for one register of images of a channel; (row, column) is the first pixel of the tile of y.
-template <class T>
-inline void input_tile(const Maps<T>& x, int channel, int row, int column, int lane,
-                       Vector<T>* tile) {
+// Calls put(place, value) with B' x B for one register of images of a channel; (row, column) is the
+// first pixel of the tile of y.
+template <class T, class Put>
+inline void input_tile(const Maps<T>& x, int channel, int row, int column, int lane, Put put) {
   const T* corner = x.channel(channel) + (row - 1) * x.row() +
                     ptrdiff_t(column - 1) * x.lanes + lane;
   const bool inside = row > 0 && column > 0 && row + 2 < x.height && column + 2 < x.width;
@@ -92,7 +92,11 @@ inline void input_tile(const Maps<T>& x, int channel, int row, int column, int l
           padding ? Vector<T>{} : load(corner + i * x.row() + ptrdiff_t(j) * x.lanes);
     }
   for (int j = 0; j < 4; ++j) transform_input(pixels + j, 4, half + j);
-  for (int i = 0; i < 4; ++i) transform_input(half + 4 * i, 1, tile + 4 * i);
+  for (int i = 0; i < 4; ++i) {
+    Vector<T> places[4];
+    transform_input(half + 4 * i, 1, places);
+    for (int j = 0; j < 4; ++j) put(4 * i + j, places[j]);
+  }
 }
 
 // Writes a tile of y for one register of images: A' m A.
@@ -165,17 +169,19 @@ void convolve_tiles(const Maps<T>& x, const T* kernels, int kernel_row, const Ma
     column[i] = (first + i) / registers * 2;
     lane[i] = (first + i) % registers * kLanes<T>;
     for (int c = 0; c < channels; ++c) {
-      Vector<T> tile[numbers][kTilePlaces];
-      for (int k = 0; k < numbers; ++k) {
-        if (numbers == 1 || c * numbers + k < x.channels)
-          input_tile(x, c * numbers + k, row, column[i], lane[i], tile[k]);
-        else
-          std::fill(tile[k], tile[k] + kTilePlaces, Vector<T>{});
-      }
       T* to = inputs + (c * COUNT + i) * kLanes<T>;
-      for (int place = 0; place < kTilePlaces; ++place)
-        store(to + place * place_stride<T>(channels * COUNT),
-              Numbers::pack(tile[0][place], tile[numbers - 1][place]));
+      const ptrdiff_t stride = place_stride<T>(channels * COUNT);
+      Vector<T> first_of_pair[kTilePlaces];
+      const auto pack = [&](int place, Vector<T> value) {
+        store(to + place * stride, Numbers::pack(first_of_pair[place], value));
+      };
+      if constexpr (numbers == 2)
+        input_tile(x, 2 * c, row, column[i], lane[i],
+                   [&](int place, Vector<T> value) { first_of_pair[place] = value; });
+      if (const int last = numbers * (c + 1) - 1; last < x.channels)
+        input_tile(x, last, row, column[i], lane[i], pack);
+      else
+        for (int place = 0; place < kTilePlaces; ++place) pack(place, Vector<T>{});
     }
   }
   for (int o = 0; o < y.channels; o += kWinogradOutputs)
@@ -272,7 +278,9 @@ void turned_tiles(const Maps<T>& x, int row, int column, int lane, Vector<T>* sc
   for (int first = 0; first < x.channels; first += lanes) {
     const int count = std::min(lanes, x.channels - first);
     for (int k = 0; k < count; ++k)
-      input_tile(x, first + k, row, column, lane, scratch + k * kTilePlaces);
+      input_tile(x, first + k, row, column, lane, [&](int place, Vector<T> value) {
+        scratch[k * kTilePlaces + place] = value;
+      });
     for (int place = 0; place < kTilePlaces; ++place) {
       Vector<T> square[lanes] = {};
       for (int k = 0; k < count; ++k) square[k] = scratch[k * kTilePlaces + place];
