@@ -97,7 +97,8 @@ def test_native_hosts_without_wide_convolutions_are_float32() -> None:
     narrow = precision_after_trial(mixed, [small_host(), small_mlp()], F32, CPU, "auto")
     assert not narrow.enabled
     assert narrow.reason == (
-        "backend auto rounds convolutions of 32 channels, and there are none; use --backend torch"
+        "backend auto rounds only convolutions of 32 and more channels, of which there are none; "
+        "use --backend torch"
     )
     wide = small_host(channels=(3, 32))
     assert precision_after_trial(mixed, [small_mlp(), wide], F32, CPU, "auto") == mixed

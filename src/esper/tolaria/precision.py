@@ -90,7 +90,8 @@ def _obstacle(device: torch.device, amp_dtype: str, backend: str) -> str | None:
         return f"{DISABLE_VARIABLE} is set"
     is_native = backend in ("auto", "native") and amp_dtype != "float16"
     if device.type == "cpu" and backend != "torch" and not (is_native and multiplies_bfloat16()):
-        return f"backend {backend} has no mixed precision on {device}; use --backend torch"
+        lacking = "float16" if amp_dtype == "float16" else "mixed precision"
+        return f"backend {backend} has no {lacking} on {device}; use --backend torch"
     if amp_dtype == "bfloat16" and not has_bfloat16(device):
         return f"{device} has no bfloat16; use --amp-dtype float16"
     return None

@@ -94,8 +94,10 @@ def precision_after_trial(
     if device.type == "cpu" and backend != "torch":
         widths = [max(host.channels) for host in hosts if isinstance(host, CnnHost)]
         if max(widths, default=0) < LEAST_ROUNDED:
-            reason = f"backend {backend} rounds convolutions of {LEAST_ROUNDED} channels, and there"
-            return Precision("cpu", reason=f"{reason} are none; use --backend torch")
+            what = (
+                f"only convolutions of {LEAST_ROUNDED} and more channels, of which there are none"
+            )
+            return Precision("cpu", reason=f"backend {backend} rounds {what}; use --backend torch")
     try:
         for host in hosts:
             try_host(host, precision, dtype, device)
