@@ -15,7 +15,7 @@ from esper.kasmina.stack import zeros
 from esper.leyline.actions import HEADS, Style
 from esper.simic.growth.environment import GrowthEnv
 from esper.tolaria import precision as precision_module
-from esper.tolaria.backends import HeldBack
+from esper.tolaria.backends import HeldBack, choice
 from esper.tolaria.backends.choice import precision_after_trial
 from esper.tolaria.backends.torch import TorchBackend, cross_entropy
 from esper.tolaria.governor import Reason
@@ -103,6 +103,22 @@ def test_native_hosts_without_wide_convolutions_are_float32() -> None:
     wide = small_host(channels=(3, 32))
     assert precision_after_trial(mixed, [small_mlp(), wide], F32, CPU, "auto") == mixed
     assert precision_after_trial(mixed, [small_mlp()], F32, CPU) == mixed
+
+
+def test_hosts_that_the_library_computes_alone_are_not_tried_with_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Host] = []
+    monkeypatch.setattr(choice, "try_host", lambda host, *_: tried.append(host))
+    mixed, wide = Precision("cpu", torch.bfloat16), small_host(channels=(3, 32))
+    precision_after_trial(mixed, [wide], F32, CPU, "native")
+    assert tried == []
+    with own_blueprints():
+        blueprints.register("foreign", lambda channels: Blueprint((zeros("scale"),), max))
+        foreign = small_host(channels=(3, 32))
+        precision_after_trial(mixed, [foreign], F32, CPU, "native")
+        precision_after_trial(mixed, [foreign], F32, CPU)
+    assert tried == [foreign, foreign]
 
 
 @pytest.mark.parametrize(

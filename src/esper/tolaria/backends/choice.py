@@ -12,7 +12,13 @@ from esper.leyline.actions import BLUEPRINTS, Style
 from esper.native.build import Unavailable
 from esper.native.library import fall_back
 from esper.tolaria.backends import Backend, HeldBack, Minibatches, Optimisation, Variant
-from esper.tolaria.backends.native import LEAST_ROUNDED, MixedBackend, NativeBackend
+from esper.tolaria.backends.native import (
+    FAMILY_OF,
+    KINDS,
+    LEAST_ROUNDED,
+    MixedBackend,
+    NativeBackend,
+)
 from esper.tolaria.backends.torch import FunctionalBackend, TorchBackend
 from esper.tolaria.backends.triton import TritonBackend
 from esper.tolaria.plan import Seeds
@@ -52,14 +58,19 @@ def choose_backend(
     except Unavailable as reason:
         fall_back(str(reason), backend="triton" if name == "triton" else "native")
         return torch_backend(host, precision)
-    kinds = sorted({kind for slot in host.slots for kind in slot.kinds})
-    unknown = [BLUEPRINTS[kind] for kind in kinds if native.kind_of[kind] < 0]
+    unknown = _unknown_blueprints(host)
     if not unknown:
         return native
     fall_back(
         f"it does not implement the blueprint {unknown[0]!r}", "hosts with such a seed use torch"
     )
     return MixedBackend(native, TorchBackend(host, precision))
+
+
+def _unknown_blueprints(host: Host) -> list[str]:
+    """Blueprints that can live in ``host`` and that the native library does not implement."""
+    kinds = sorted({kind for slot in host.slots for kind in slot.kinds})
+    return [BLUEPRINTS[kind] for kind in kinds if BLUEPRINTS[kind] not in KINDS]
 
 
 def torch_backend(host: Host, precision: Precision) -> TorchBackend:
@@ -98,6 +109,8 @@ def precision_after_trial(
                 f"only convolutions of {LEAST_ROUNDED} and more channels, of which there are none"
             )
             return Precision("cpu", reason=f"backend {backend} rounds {what}; use --backend torch")
+        # Torch computes the other hosts alone.
+        hosts = [h for h in hosts if type(h) not in FAMILY_OF or _unknown_blueprints(h)]
     try:
         for host in hosts:
             try_host(host, precision, dtype, device)
