@@ -22,7 +22,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
+.PHONY: demo lint types warm quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
 
 demo: $(INSTALLED)
 	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
@@ -51,7 +51,13 @@ quick-tests: $(READY)
 quick: $(READY)
 	$(MAKE) --jobs=2 --output-sync lint types quick-tests
 
-test: lint types
+# What every worker of the tests would else do first, beside the checks of types, which take one core.
+warm: $(READY)
+	-OMP_NUM_THREADS=1 $(BIN)/python -c "from esper.native.library import library; library()"
+	-OMP_NUM_THREADS=1 $(BIN)/pytest --collect-only -m "not slow" > /dev/null
+
+test: $(READY)
+	$(MAKE) --jobs=2 --output-sync lint types warm
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 # Ten green runs beside two busy loops: no test may depend on how fast anything is.
@@ -90,6 +96,7 @@ bench-policy: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_diagnosis.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/policy_online.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth_defaults.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/capacity_ladder.py --write
 	$(BIN)/python scripts/write_figures.py
 
 bench-observation: $(READY)
@@ -179,7 +186,6 @@ bench-own: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_models.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_model_results.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/widening.py --write
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/capacity_page.py --write
 
 bench-tasks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write

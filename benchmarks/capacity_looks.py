@@ -4,7 +4,17 @@ import math
 from functools import partial
 
 import numpy as np
-from capacity import COUNT, Floats, Look, Outcomes, costs, gains_by_width, lookup, nothing, scores
+from capacity_rules import (
+    COUNT,
+    Floats,
+    Look,
+    Outcomes,
+    costs,
+    gains_by_width,
+    lookup,
+    nothing,
+    scores,
+)
 from scipy.stats import spearmanr
 
 from esper.own_models.width_search import BEGIN, LONGER, TRIAL

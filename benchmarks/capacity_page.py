@@ -2,7 +2,7 @@
 
     python benchmarks/capacity_page.py [--write]
 
-Rules are learned on the hosts of ``capacity.py`` and played on those of ``capacity_held_out.py``
+Rules are learned on the hosts of ``capacity_home.py`` and played on those of the suite ``capacity``
 too. What was played is kept in ``runs/capacity``, and is not played again.
 """
 
@@ -14,21 +14,43 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import capacity
-import capacity_held_out
+import capacity_home
 import numpy as np
 import torch
-from capacity import RULES, Choice, Floats, Outcomes, costs, forest, gains_by_width, scores
-from capacity_hosts import FACTORS, VALIDATION, Host, further, looks, outcomes, utility
 from capacity_looks import LOOKS, TRIALS, WEIGHTS, correlations, trial
+from capacity_plays import SHARES, all_outcomes, further, kept_shares, looks, utility
+from capacity_rules import (
+    Choice,
+    Floats,
+    Outcomes,
+    arrival,
+    constant,
+    costs,
+    forest,
+    gains_by_width,
+    lookup,
+    nothing,
+    scores,
+)
 from reporting import kept, made_on, new_parser, publish, table
 
 from esper.own_models.width_search import TRIAL
+from esper_lab.capacity import held_out as held_out_hosts
+from esper_lab.capacity.hosts import VALIDATION, Host
+from esper_lab.capacity.training import FACTORS
 
 WORK = Path("runs/capacity")
 HOSTS, HELD_OUT, FOLDS = 400, 300, 10
 FEWEST = 100
 """Samples on test below which a host is left out."""
+RULES: dict[str, Callable[[list[Outcomes]], Choice]] = {
+    "never widened": lambda _: lambda __: 0,
+    "best constant": constant,
+    "table of gains by width, minus price (ships)": lookup,
+    "forest on shape, samples, classes, steps": partial(forest, nothing),
+    "the same, and the scores at arrival": partial(forest, arrival),
+}
+"""How each rule is learned from hosts."""
 STATIC = "static network of the size that it chooses"
 RANK_HEADS = "rank correlation with what 8 times adds", "table", "trial", "mean of both"
 RULE = next(name for name in RULES if "ships" in name)
@@ -41,10 +63,14 @@ def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]
         host = draw(number)
         if len(host.data().x) - host.samples - VALIDATION < FEWEST:
             continue
-        one = kept(WORK / name / f"{number}.json", partial(outcomes, host))
+        one = kept(WORK / name / f"{number}.json", partial(all_outcomes, host))
         more = kept(WORK / f"{name}-further" / f"{number}.json", partial(further, host))
         curves = kept(WORK / f"{name}-looks" / f"{number}.json", partial(looks, host))
-        hosts.append(one | {"further": more, "curves": curves})
+        entry = one | {"further": more, "curves": curves}
+        if host.trained:
+            path = WORK / f"{name}-shares" / f"{number}.json"
+            entry["shares"] = kept(path, partial(kept_shares, host))
+        hosts.append(entry)
     return hosts
 
 
@@ -152,7 +178,7 @@ def rung_table(groups: dict[str, dict[str, Floats]]) -> str:
 
 def tuned_table(groups: dict[str, list[Outcomes]], hosts: list[Outcomes]) -> str:
     """Trained hosts where every arm chooses its rate of four by validation."""
-    choose = capacity.lookup(hosts)
+    choose = lookup(hosts)
     rows = []
     for group, members in groups.items():
         for low, high in ((3, 20), (3, 5), (6, 11), (12, 20)):
@@ -173,6 +199,29 @@ def tuned_table(groups: dict[str, list[Outcomes]], hosts: list[Outcomes]) -> str
         "trained hosts", "epochs left", "hosts", "widened in place by the rule", "− trained longer",
         "− static of that size, from scratch", "− best of 20 static (five sizes, four rates)",
     )  # fmt: skip
+    return table(heads, rows)
+
+
+def _tuned(rates: list[list[dict[str, float]]]) -> list[float]:
+    """The score of each arm at the rate that is best on validation, from a row for each rate."""
+    columns = zip(*rates, strict=True)
+    return [max(column, key=lambda one: one["validation"])["test"] for column in columns]
+
+
+def share_table(groups: dict[str, list[Outcomes]]) -> str:
+    """Scores of trained hosts that were shrunk before they were widened, above those widened only.
+
+    Every arm chooses its rate of two by validation.
+    """
+    names = [f"{share} of the weights kept" for share in SHARES[1:]]
+    rows = []
+    for group, members in groups.items():
+        for low, high in ((3, 20), (3, 5), (6, 11), (12, 20)):
+            part = [host["shares"] for host in members if low <= host["epochs"] <= high]
+            arms = np.array([_tuned(each) for each in part])
+            above = (points(column - arms[:, 0], "+.1f") for column in arms.T[1:])
+            rows.append((group, f"{low} to {high}", len(part), points(arms[:, 0]), *above))
+    heads = ("trained hosts", "epochs left", "hosts", "widened in place", *names, "a new network")
     return table(heads, rows)
 
 
@@ -215,8 +264,8 @@ def main() -> None:
     """Play what was not played, and write the page."""
     arguments = new_parser(__doc__).parse_args()
     torch.set_num_threads(1)
-    home = played("home", capacity.drawn, HOSTS)
-    held_out = played("held-out", capacity_held_out.drawn, HELD_OUT)
+    home = played("home", capacity_home.draw, HOSTS)
+    held_out = played("held-out", held_out_hosts.draw, HELD_OUT)
     tables, gates = [], []
     ranks = []
     seen: dict[str, tuple[list[Outcomes], list[Outcomes]]] = {}
@@ -245,6 +294,7 @@ def main() -> None:
     parts = [
         "## From scratch", tables[0], "## Arrived trained", tables[1],
         "## Every arm with its own rate", tuned_table(trained_groups, home),
+        "## What of a trained network to keep", share_table(trained_groups),
         "## What looking adds", look_table(seen), "## What a trial adds", trial_table(tried),
         "## Predicted and true gain", table(RANK_HEADS, ranks),
         "## The gate", table(("hosts", "clairvoyant above", "points"), gates),

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from own_model_figures import above, best_static, own_models
+from own_model_figures import own_models
 from policy_figures import acting, looking, policy, read, what_shifts
 
 from esper.runtime.tasks import SUITES, find
-from esper_lab.evaluation import CLAIRVOYANT, NEVER_GROW, RULES
+from esper_lab.evaluation import CAPACITY, CLAIRVOYANT, NEVER_GROW, RULES, SWEEP
 from esper_lab.ladder_steps import points_text, verdict
 from esper_lab.shipped_controls import shipped_controls, shipped_suites
 
@@ -148,8 +148,8 @@ def world_pages(found: dict[str, Any]) -> str:
 
 
 def shipped(results: Path) -> str:
-    """Which controls ship, and of how many hosts; they are results in the package."""
-    stored = {name: shipped_controls(name) for name in shipped_suites()}
+    """Which controls of families ship, and of how many hosts; they are results in the package."""
+    stored = {name: shipped_controls(name) for name in shipped_suites() if name != CAPACITY}
     sizes = {(own.hosts, own.training_hosts) for own in stored.values() if own is not None}
     (hosts, training), *others = sorted(sizes)
     if others:
@@ -230,14 +230,8 @@ def backends(results: Path) -> str:
 
 def results_table(results: Path) -> str:
     """The main comparisons in at most eight lines, those included that growing loses: a table."""
-    rows = [*_policy_rows(results), *_looking_rows(results)]
-    own, tasks = (read(name, results) for name in ("own_model_results", "tasks"))
-    if own is not None:
-        model, page = "residual CNN", "own_model_results"
-        arms = own[model]
-        network = above(arms, "rule", best_static(arms))
-        rows.append((f"`rule`, own {model}", "plain training", _judged(above(arms, "rule")), page))
-        rows.append((f"`rule`, own {model}", NEVER_GROWS, _judged(network), page))
+    rows = [*_widening_rows(results), *_policy_rows(results), *_looking_rows(results)]
+    tasks = read("tasks", results)
     if tasks is not None:
         paying = sum(one["above_network"][1] > 0.0 for one in tasks.values())
         rows.append(
@@ -254,6 +248,19 @@ def results_table(results: Path) -> str:
     for who, opponent, difference, page in rows:
         lines.append(f"| [{who}](benchmarks/results/{page}.md) | {opponent} | {difference} |")
     return "\n".join(lines)
+
+
+def _widening_rows(results: Path) -> list[tuple[str, str, str, str]]:
+    """What ``esper.grow`` does by default, on the hosts of the suite ``capacity``."""
+    ladder = read("capacity_ladder", results)
+    if ladder is None:
+        return []
+    opponents = {NEVER_GROW: "never grown", SWEEP: "best of five static sizes"}
+    who = f"`widen`, {ladder['hosts']} drawn networks"
+    return [
+        (who, text, _judged(ladder["widen_minus"][name]), "capacity_ladder")
+        for name, text in opponents.items()
+    ]
 
 
 def _policy_rows(results: Path) -> list[tuple[str, str, str, str]]:

@@ -25,6 +25,8 @@ from esper.runtime.tasks import FAMILIES, SUITES, TASKS
 from examples import load_profile
 from scripts.pseudo_terminal import OnTerminal
 
+# Collection makes some million objects, and drops few.
+gc.disable()
 torch.set_num_threads(1)
 load_profile()
 if not torch.cuda.is_available():
@@ -43,6 +45,7 @@ def pytest_collection_finish() -> None:
     """Leave what was imported and collected, some million objects, out of garbage collection."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000, 20, 20)
 
 

@@ -1,12 +1,15 @@
 """Benchmarks and scripts: each can be imported and explains itself; pages come from the figures."""
 
+import ast
 import importlib
 import json
+import math
 import re
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +21,7 @@ from esper.kasmina.channel_groups import channel_groups
 from esper.runtime.tasks import find
 from esper.tamiyo.baselines import NeverActor
 from esper_lab.baselines import Recipe, TunedRecipes, read_tuned
+from esper_lab.ladder_steps import points_text
 from esper_lab.play import Population, play
 
 ROOT = Path(__file__).parent.parent
@@ -188,12 +192,13 @@ def test_the_committed_recipes_are_those_of_their_figures() -> None:
 
 
 def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not_tried_on() -> None:
-    import capacity
-    from capacity_hosts import further, outcomes
+    import capacity_home
+    import capacity_rules
+    from capacity_plays import all_outcomes, further
 
     from esper.kasmina.width_prior import GAINS, planned_counts
+    from esper_lab.capacity import hosts
 
-    assert "capacity_held_out" not in Path(capacity.__file__).read_text()
     page = (BENCHMARKS / "results" / "capacity.md").read_text()
     rows = re.findall(r"^\| to (\d+) \|(.*) \|$", page, re.MULTILINE)
     assert [int(width) for width, _ in rows] == list(GAINS)
@@ -201,10 +206,10 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
         assert [float(cell) / 100 for cell in cells.split("|")] == pytest.approx(gains)
     # The rule of the study decides as the one that ships, for a host that it has played.
     host = replace(
-        capacity.drawn(0), architecture=capacity.perceptron, samples=100, width=6, epochs=2
+        capacity_home.draw(0), architecture=hosts.perceptron, samples=100, width=6, epochs=2
     )
-    host = replace(host, data=partial(capacity.clusters, 100, 0), depth=2)
-    played = outcomes(host)
+    host = replace(host, data=partial(capacity_home.clusters, 100, 0), samples=100, depth=2)
+    played = all_outcomes(host)
     assert [len(order) for order in played["plans"]] == [12, 12]
     assert len(further(host)["short"]) == len(played["statics"]) == 5
     sizes = [plan["parameters"] for plan in played["statics"]]
@@ -217,7 +222,7 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
         played | {"width": width, "price": 0.0, "plans": _plans_with(gains)}
         for width, gains in GAINS.items()
     ]
-    choose = capacity.lookup(lessons)
+    choose = capacity_rules.lookup(lessons)
     for price in (0.0, 0.003, 0.01, 0.03, 0.1, 1.0):
         counts = planned_counts(model, groups, price)
         factor = (1.0, 1.5, 2.0, 4.0, 8.0)[choose(played | {"price": price})]
@@ -227,3 +232,104 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
 def _plans_with(gains: tuple[float, ...]) -> list[list[dict[str, float]]]:
     order = [{"test": gain, "parameters": 1} for gain in (0.0, *gains)]
     return [order, order]
+
+
+def test_what_learns_rules_of_widening_does_not_know_the_held_out_hosts() -> None:
+    from esper_lab.capacity import hosts, training
+
+    paths = [BENCHMARKS / f"capacity_{name}.py" for name in ("home", "rules", "plays", "looks")]
+    for path in (*paths, *(Path(module.__file__) for module in (hosts, training))):
+        tree = ast.parse(path.read_text())
+        kinds = ast.Import | ast.ImportFrom
+        imports = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+        assert imports
+        assert not any("held_out" in line or ".ladder" in line for line in imports)
+
+
+def test_held_out_hosts_have_other_data_and_another_architecture() -> None:
+    import capacity_home
+
+    from esper_lab.capacity import held_out
+
+    here, there = ([draw(i) for i in range(40)] for draw in (capacity_home.draw, held_out.draw))
+    for members in (here, there):
+        assert [host.trained for host in members] == [False, True] * 20
+    assert not {host.data_name for host in here} & {host.data_name for host in there}
+    kinds = [{host.architecture.__name__ for host in members} for members in (here, there)]
+    assert kinds[1] - kinds[0] == {"reader"}
+    assert len({host.seed for host in (*here, *there)}) == 80
+
+
+def _invented_host(trained: bool, seed: int) -> dict[str, Any]:
+    """A host whose trainings came to drawn scores."""
+    draws = np.random.default_rng(seed)
+
+    def row() -> list[dict[str, float]]:
+        sizes = [round(100 * factor) for factor in (1, 1.5, 2, 4, 8)]
+        scores = draws.uniform(0.2, 0.9, (5, 2))
+        rows = zip(scores, sizes, strict=True)
+        return [{"test": a, "validation": b, "parameters": size} for (a, b), size in rows]
+
+    return {
+        "outputs": 3, "samples": 100 + 50 * seed, "width": 2 + seed % 20, "depth": 1, "epochs": 10,
+        "price": float(draws.uniform(0.003, 0.1)), "trained": trained, "parameters": 100,
+        "validation": float(draws.random()), "training": float(draws.random()),
+        "plans": [row(), row()], "statics": row(), "short": row(), "never": row()[0],
+    }  # fmt: skip
+
+
+def _worth(one: dict[str, float], host: dict[str, Any], split: str = "test") -> float:
+    return one[split] - float(host["price"]) * math.log(one["parameters"] / 100)
+
+
+def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
+    from capacity_ladder import control_rungs
+
+    from esper_lab import evaluation as names
+
+    lessons = [_invented_host(bool(i % 2), 100 + i) for i in range(60)]
+    fresh = [_invented_host(bool(i % 2), i) for i in range(10)]
+    rungs = {rung.name: rung for rung in control_rungs(fresh, lessons)}
+    assert list(rungs) == [
+        names.NEVER_GROW, names.BEST_FIXED, names.LOOKUP, names.FOREST, names.STATIC_LOOKUP,
+        names.SHORT_SWEEP, names.SWEEP, names.CLAIRVOYANT,
+    ]  # fmt: skip
+    for i, host in enumerate(fresh):
+        one, two = host["plans"]
+        worth = [[_worth(order[k], host) for k in range(5)] for order in (one, two)]
+        assert rungs[names.NEVER_GROW].utility[i] == pytest.approx(host["never"]["test"])
+        for name in (names.BEST_FIXED, names.LOOKUP, names.FOREST):
+            plan = rungs[name].chosen[i]
+            assert rungs[name].utility[i] == pytest.approx((worth[0][plan] + worth[1][plan]) / 2)
+            assert rungs[name].added[i] == (0, 50, 100, 300, 700)[plan]
+        static = host["statics"][rungs[names.LOOKUP].chosen[i]]
+        assert rungs[names.STATIC_LOOKUP].utility[i] == pytest.approx(_worth(static, host))
+        for name, column in ((names.SHORT_SWEEP, "short"), (names.SWEEP, "statics")):
+            scores = [_worth(x, host, "validation") for x in host[column]]
+            best = host[column][scores.index(max(scores))]
+            assert rungs[name].utility[i] == pytest.approx(_worth(best, host))
+        places = [row.index(max(row)) for row in worth]
+        crossed = (worth[1][places[0]] + worth[0][places[1]]) / 2
+        assert rungs[names.CLAIRVOYANT].utility[i] == pytest.approx(crossed)
+        assert rungs[names.CLAIRVOYANT].chosen[i] == places[0]
+    for kind in (0, 1):  # a constant for hosts from scratch, and one for trained ones
+        means = [
+            np.mean([[_worth(order[k], host) for order in host["plans"]] for host in part])
+            for part in [lessons[kind::2]]
+            for k in range(5)
+        ]
+        assert set(rungs[names.BEST_FIXED].chosen[kind::2]) == {int(np.argmax(means))}
+
+
+def test_the_card_of_widen_says_what_the_ladder_of_its_suite_says() -> None:
+    from esper_lab import evaluation as names
+
+    found = json.loads((BENCHMARKS / "results" / "capacity_ladder.json").read_text())
+    card = " ".join((ROOT / "src/esper/policies/widen/card.md").read_text().split())
+    told = re.findall(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\] (?:points )?above ([\w ]+)", card)
+    assert len(told) == 5
+    assert f"on {found['hosts']} further ones" in card
+    order = names.NEVER_GROW, names.BEST_FIXED, names.LOOKUP, names.SHORT_SWEEP, names.SWEEP
+    place = 0
+    for name in order:
+        place = card.index(points_text(found["widen_minus"][name]), place) + 1

@@ -70,7 +70,7 @@ def test_no_module_of_esper_names_the_laboratory_s_package(path) -> None:
 LIBRARIES = {"matplotlib", "mnist1d", "msgspec", "numpy", "rich", "scipy", "sklearn", "torch"}
 
 
-@pytest.mark.parametrize("path", sorted(LABORATORY.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(LABORATORY.rglob("*.py")), ids=lambda path: path.name)
 def test_the_laboratory_imports_esper_and_nothing_else_of_the_repository(path) -> None:
     modules = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -1,8 +1,10 @@
 """``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,7 +29,8 @@ from esper.scripts.play import play
 from esper.simic.run.run_directory import stored_config
 from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
-from esper_lab.evaluation import LADDER_FILE, Evaluation, PricedRung, encoded
+from esper_lab.capacity import ladder as capacity
+from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, PricedRung, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder import usable_controls
@@ -45,6 +48,7 @@ from esper_lab.ladder_steps import (
     step_cells,
     steps,
 )
+from esper_lab.play import OnBatch
 
 PROGRAM = "esper evaluate"
 
@@ -62,10 +66,12 @@ class EvaluateArguments:
 
     policy: str
     """The policy: a run directory (its latest checkpoint), a trained one of `esper policies`,
-    heuristic, never, or rule for the controls alone."""
+    heuristic, never, or rule for the controls alone; with the suite capacity, where rule is one
+    that plants, also widen or deepen."""
     suite: str = "adaptation"
     """Suite, family or task that the hosts are drawn from; a family's fresh hosts are held-out
-    draws, and rules for held-out tasks are tuned on the training suite."""
+    draws, and rules for held-out tasks are tuned on the training suite. The suite capacity measures
+    policies of `esper grow` on networks of drawn width."""
     hosts: int = setting(64, Range(4, 4096))
     """Number of fresh hosts."""
     training_hosts: int = setting(128, Range(20, 4096))
@@ -107,25 +113,15 @@ def evaluate(arguments: list[str]) -> int:
         arguments = ["--policy", *arguments]
     options = parse(EvaluateArguments, PROGRAM, arguments)
     outlive_output()
-    permission = Permission(options.plugin, trust=options.trust)
-    for plugin in options.plugin:
-        load(plugin, permission)
-    if is_run_directory(options.policy):
-        GrowingPolicy.named(options.policy, permission)
     name = Path(options.policy).name or options.policy
     out = options.out or Path("evaluations") / f"{options.suite}-{name}"
     work = options.work or Path("evaluations") / f"{options.suite}-stages"
     for field, path in (("out", out), ("work", work)):
         _check_directory(field, path)
-    threads = options.threads or os.cpu_count() or 1
     torch.set_num_threads(1)
-    splits = SPLITS if options.split_seed is None else (options.split_seed,)
-    parts = evaluation_hosts(options.suite, options.training_hosts, options.hosts, threads, splits)
+    prepare = _capacity if options.suite == CAPACITY else _tasks
+    ladder, why_not = prepare(options, work)
     console = Console()
-    controls, why_not = None, None
-    if not options.fresh:
-        sizes = options.training_hosts, options.hosts, options.random_plans
-        controls, why_not = usable_controls(options.suite, *sizes, splits)
     if why_not is not None:
         console.print(why_not, soft_wrap=True)
     progress = Progress(console=console, transient=True)
@@ -141,22 +137,14 @@ def evaluate(arguments: list[str]) -> int:
             progress.advance(task, done)
             current.advance(done)
 
-        evaluation = evaluated(
-            options.policy,
-            options.suite,
-            parts,
-            options.random_plans,
-            options.members,
-            work,
-            on_batch,
-            controls,
-        )
+        evaluation = ladder(on_batch)
     evaluation = msgspec.structs.replace(
         evaluation, differences=differences(evaluation), front=front(evaluation)
     )
     show(console, evaluation)
     if evaluation.shipped is not None:
-        line = f"The controls ship with Esper ({evaluation.shipped}); --fresh plays them anew."
+        way = "benchmarks/capacity_ladder.py" if evaluation.suite == CAPACITY else "--fresh"
+        line = f"The controls ship with Esper ({evaluation.shipped}); {way} plays them anew."
         console.print(line, soft_wrap=True)
     files = {LADDER_FILE: encoded(evaluation), **_picture(evaluation, console)}
     try:
@@ -170,6 +158,50 @@ def evaluate(arguments: list[str]) -> int:
         paths += _into_run(Path(options.policy), evaluation, console)
     console.print(f"wrote {' and '.join(map(str, paths))}", soft_wrap=True)
     return 0
+
+
+Ladder = Callable[[OnBatch], Evaluation]
+
+
+def _load_plugins(options: EvaluateArguments) -> None:
+    """Load the plugins of the command line, and those of a run if they are permitted."""
+    permission = Permission(options.plugin, trust=options.trust)
+    for plugin in options.plugin:
+        load(plugin, permission)
+    if is_run_directory(options.policy):
+        GrowingPolicy.named(options.policy, permission)
+
+
+def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
+    """What plays the ladder of a suite of tasks, and why shipped controls are not used."""
+    _load_plugins(options)
+    threads = options.threads or os.cpu_count() or 1
+    splits = SPLITS if options.split_seed is None else (options.split_seed,)
+    parts = evaluation_hosts(options.suite, options.training_hosts, options.hosts, threads, splits)
+    controls, why_not = None, None
+    if not options.fresh:
+        sizes = options.training_hosts, options.hosts, options.random_plans
+        controls, why_not = usable_controls(options.suite, *sizes, splits)
+
+    play = partial(
+        evaluated, options.policy, options.suite, parts, options.random_plans, options.members, work
+    )
+    return partial(play, controls=controls), why_not
+
+
+def _capacity(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
+    """The same for the suite of networks whose width is chosen, which knows fewer settings.
+
+    Raises:
+        UsageError: a setting has no meaning here.
+    """
+    defaults = EvaluateArguments(policy=options.policy)
+    for name in ("training_hosts", "random_plans", "fresh", "members", "split_seed"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"{name}: the suite {CAPACITY} does not have it; leave it out")
+    _load_plugins(options)
+    controls = capacity.usable_controls(options.hosts)
+    return partial(capacity.evaluate, options.policy, options.hosts, controls, work), None
 
 
 def _picture(evaluation: Evaluation, console: Console) -> dict[str, bytes]:

@@ -11,6 +11,8 @@ from esper.leyline.errors import UsageError
 
 SCHEMA = 1
 LADDER_FILE = "ladder.json"
+CAPACITY = "capacity"
+"""The suite of networks whose width is chosen, see ``esper_lab.capacity``."""
 
 NEVER_GROW = "never grow"
 EVERYTHING = "everything at step 0"
@@ -19,6 +21,8 @@ ONE_LOOK, TRIGGER, TREE, FOREST = "one look", "trigger", "tree", "forest"
 STOPPING, TRY_AND_KEEP = "optimal stopping", "try and keep"
 TUNED_TWIN = "never grow, tuned"
 STATIC_NETWORK = "static network of three times the size"
+STATIC_LOOKUP = "static network, size by lookup"
+SHORT_SWEEP, SWEEP = "five sizes, a fifth of a training each", "five sizes, five trainings"
 FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN = "full tuning", "last-layer tuning", "Auto-RGN"
 COPY_SUFFIX, COPY_CHOICE = " of a copy", "best copy or none"
 BLIND = BEST_FIXED, LOOKUP
@@ -31,6 +35,9 @@ CLAIRVOYANT = "clairvoyant per host"
 WITHOUT_GROWING = (
     TUNED_TWIN,
     STATIC_NETWORK,
+    STATIC_LOOKUP,
+    SHORT_SWEEP,
+    SWEEP,
     FULL_TUNING,
     LAST_LAYER_TUNING,
     AUTO_RGN,

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.tools.grow import GrowingPolicy
@@ -27,7 +26,7 @@ from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.plans import NEVER, library
 from esper_lab.play import Hosts, OnBatch, Outcome, Population, Rules, Stages, play, play_plans
-from esper_lab.shipped_controls import ShippedControls, shipped_controls
+from esper_lab.shipped_controls import ShippedControls, difference_text, shipped_controls
 from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
 
 RULE = "rule"
@@ -64,19 +63,11 @@ def usable_controls(
         return [controls_identity(hosts, library()) for hosts in parts] != [controls.identity]
 
     why = None
-    if training != controls.training_hosts:
-        why = f"were tuned on {controls.training_hosts} hosts"
-    elif fresh > controls.hosts:
-        why = f"are of {controls.hosts} hosts"
-    elif random_plans > 0:
+    if random_plans > 0:
         why = "have no random schedules"
     elif tuple(splits) != SPLITS:
         why = f"have the splits {', '.join(map(str, SPLITS))}"
-    elif of_other_hosts():
-        why = "are of other tasks, plans or rules"
-    if why is not None:
-        return None, f"The controls are played here, because those that ship with Esper {why}."
-    return controls, None
+    return controls.usable(training, fresh, of_other_hosts, why)
 
 
 def evaluate(
@@ -120,8 +111,10 @@ def evaluate(
         if controls is None:
             rungs = control_rungs(play_controls(hosts, plans, work, report), hosts, plans)
         else:
-            rungs = controls.first(population.tasks)
-            origin = f"{controls.origin}; {_difference_text(rungs[0], population)}"
+            sizes = [task.host.parameter_count for task in population.tasks]
+            rungs = controls.first(sizes, [task.price for task in population.tasks])
+            utilities = play_plans(population, (NEVER,)).test_utility[:, 0].tolist()
+            origin = f"{controls.origin}; {difference_text(utilities, rungs[0])}"
         rungs = with_copies(rungs, population.tasks)
         if grower is not None:
             rungs += policy_rungs(grower, population, members, Stages(work, report))
@@ -179,16 +172,6 @@ def _tuned_on(parts: Sequence[Hosts]) -> int:
         if hosts.training not in populations:
             populations.append(hosts.training)
     return sum(len(population.tasks) for population in populations)
-
-
-def _difference_text(never: Rung, population: Population) -> str:
-    """How far hosts that were played elsewhere differ from those that are played here.
-
-    Another processor rounds otherwise, which also changes the hosts that were trained before.
-    """
-    utility = play_plans(population, (NEVER,)).test_utility[:, 0]
-    difference = round(100.0 * float(np.mean(utility - np.array(never.utility))), 1) + 0.0
-    return f"never growing differs here by {difference:+.1f} points"
 
 
 def policy_rungs(

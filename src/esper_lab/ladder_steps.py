@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from esper.karn.intervals import interval
 from esper_lab.evaluation import (
     BLIND,
+    CAPACITY,
     CLAIRVOYANT,
     LOOKING,
     NEVER_GROW,
@@ -134,6 +135,8 @@ class Headroom:
         over_looking: clairvoyant above the best rule that looks.
         over_training: clairvoyant above the best rung of ``WITHOUT_GROWING``, if there is one.
         best_training: name of that rung.
+        least: points that ``over_blind`` and ``over_looking`` must have to pass, and half of them
+            as lower ends.
     """
 
     never: float
@@ -142,6 +145,7 @@ class Headroom:
     over_looking: Points
     over_training: Points | None = None
     best_training: str | None = None
+    least: tuple[float, float] = (4.0, 2.0)
 
     @property
     def lacking(self) -> list[str]:
@@ -149,11 +153,11 @@ class Headroom:
         conditions = {
             "never growing best on 20 to 60 % of the hosts": 0.2 <= self.never <= 0.6,
             "four plans that are best on 10 % or more": self.plans >= 4,
-            "4 points above the blind rules, with a lower end of 2": self.over_blind[0] >= 4.0
-            and self.over_blind[1] >= 2.0,
-            "2 points above the rules that look, with a lower end of 1": self.over_looking[0] >= 2.0
-            and self.over_looking[1] >= 1.0,
         }
+        kinds = {"the blind rules": self.over_blind, "the rules that look": self.over_looking}
+        for (kind, (mean, low, _)), points_asked in zip(kinds.items(), self.least, strict=True):
+            text = f"{points_asked:g} points above {kind}, with a lower end of {points_asked / 2:g}"
+            conditions[text] = mean >= points_asked and low >= points_asked / 2
         return [name for name, holds in conditions.items() if not holds]
 
     @property
@@ -183,6 +187,7 @@ def headroom(evaluation: Evaluation) -> Headroom:
         over_looking=above(LOOKING),
         over_training=None if best_training is None else above([best_training.name]),
         best_training=None if best_training is None else best_training.name,
+        least=(1.5, 0.0) if evaluation.suite == CAPACITY else (4.0, 2.0),
     )
 
 

@@ -324,12 +324,8 @@ def description(value: Any) -> object:
     """
     if is_dataclass(value) and not isinstance(value, type):
         kind = type(value).__qualname__
-        names = {
-            field.name: FORMER_FIELDS.get((kind, field.name))
-            for field in fields(value)
-            if (kind, field.name) not in LATER_FIELDS or getattr(value, field.name) is not None
-        }
-        return (kind, description({old or new: getattr(value, new) for new, old in names.items()}))
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return (kind, description(parts))
     if isinstance(value, partial):
         return ("partial", description((value.func, value.args, value.keywords)))
     if isinstance(value, dict):
@@ -350,18 +346,5 @@ def description(value: Any) -> object:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
-FORMER_MODULES = {
-    "mnist1d": "esper.runtime.mnist1d",
-    "shifted_digits": "esper.runtime.shifts",
-    "mislabelled": "esper.runtime.data",
-}
-FORMER_FIELDS = {("Task", "price"): "rent"}
-LATER_FIELDS = {("Task", "validation_part")}
-"""Former modules of functions of ``esper_lab.data``, former names of fields, by which the keys of
-kept stages and shipped controls know them, and fields that these do not know: not in keys if None.
-"""
-
-
 def _name(value: Any) -> str:
-    module = FORMER_MODULES.get(value.__qualname__, value.__module__)
-    return f"{module}.{value.__qualname__}"
+    return f"{value.__module__}.{value.__qualname__}"

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import Task
 from esper_lab.evaluation import Rung
 
 FOLDER = Path(str(files("esper_lab"))) / "shipped"
@@ -35,17 +34,36 @@ class ShippedControls(msgspec.Struct, frozen=True):
     hosts: int
     rungs: list[Rung]
 
-    def first(self, tasks: Sequence[Task]) -> list[Rung]:
-        """The rungs on the first hosts, which have the ``tasks``.
+    def usable(
+        self, training: int, fresh: int, of_other_hosts: Callable[[], bool], why: str | None = None
+    ) -> tuple["ShippedControls | None", str | None]:
+        """The controls if an evaluation can use them, or a line that says why not.
+
+        Args:
+            training: number of its training hosts.
+            fresh: number of its fresh hosts; the first of those that were shipped.
+            of_other_hosts: whether they were played on other hosts, or with other plans.
+            why: a reason that is known already.
+        """
+        if training != self.training_hosts:
+            why = f"were tuned on {self.training_hosts} hosts"
+        elif fresh > self.hosts:
+            why = f"are of {self.hosts} hosts"
+        elif why is None and of_other_hosts():
+            why = "are of other tasks, plans or rules"
+        if why is None:
+            return self, None
+        return None, f"The controls are played here, because those that ship with Esper {why}."
+
+    def first(self, sizes: Sequence[int], prices: Sequence[float]) -> list[Rung]:
+        """The rungs on the first hosts, of so many parameters and such prices.
 
         Scores are not stored: they are what remains of utility once the price is not paid.
         """
-        hosts = len(tasks)
-        sizes = np.array([task.host.parameter_count for task in tasks])
-        prices = np.array([task.price for task in tasks])
+        hosts = len(sizes)
 
         def score(rung: Rung) -> list[float]:
-            price = prices * np.log1p(np.array(rung.added[:hosts]) / sizes)
+            price = np.array(prices) * np.log1p(np.array(rung.added[:hosts]) / np.array(sizes))
             return (np.array(rung.utility[:hosts]) + price).tolist()
 
         return [
@@ -56,6 +74,16 @@ class ShippedControls(msgspec.Struct, frozen=True):
             )
             for rung in self.rungs
         ]
+
+
+def difference_text(utility: Sequence[float], never: Rung) -> str:
+    """How far the first hosts, played here without growth, differ from those played elsewhere.
+
+    Another processor rounds otherwise, which also changes the hosts that were trained before.
+    """
+    change = np.subtract(utility, never.utility[: len(utility)])
+    difference = round(100.0 * float(np.mean(change)), 1) + 0.0
+    return f"never growing differs here by {difference:+.1f} points"
 
 
 def shipped_suites() -> list[str]:

@@ -36,7 +36,7 @@ def test_a_shared_parameter_stays_shared() -> None:
         each[4].weight = each[0].weight
     shrunk = esper.shrink_and_perturb(trained, fresh)
     assert shrunk[4].weight is shrunk[0].weight
-    torch.testing.assert_close(shrunk[0].weight, 0.3 * trained[0].weight + 0.7 * fresh[0].weight)
+    torch.testing.assert_close(shrunk[0].weight, 0.6 * trained[0].weight + 0.4 * fresh[0].weight)
 
 
 @pytest.mark.parametrize(

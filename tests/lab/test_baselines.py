@@ -28,7 +28,14 @@ from esper_lab.baselines import (
 )
 from esper_lab.controls import TRIALS, ControlOutcomes, control_rungs
 from esper_lab.copies import with_copies
-from esper_lab.evaluation import COPY_CHOICE, WITHOUT_GROWING, Rung
+from esper_lab.evaluation import (
+    COPY_CHOICE,
+    SHORT_SWEEP,
+    STATIC_LOOKUP,
+    SWEEP,
+    WITHOUT_GROWING,
+    Rung,
+)
 from esper_lab.plans import NEVER, Plan, PlannedSeed
 from esper_lab.play import Floats, Hosts, Outcome, Population, Stages, play_plans
 from tiny_population import LARGE, TASKS, hosts
@@ -150,7 +157,7 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
 
 
 def test_the_baselines_are_known_to_the_reader_of_a_ladder():
-    assert (*BASELINES, COPY_CHOICE) == WITHOUT_GROWING
+    assert {*BASELINES, COPY_CHOICE, STATIC_LOOKUP, SHORT_SWEEP, SWEEP} == {*WITHOUT_GROWING}
 
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):

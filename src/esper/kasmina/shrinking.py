@@ -11,7 +11,7 @@ from esper.leyline.errors import UsageError
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-def shrink_and_perturb(model: ModelT, fresh: nn.Module, share: float = 0.3) -> ModelT:
+def shrink_and_perturb(model: ModelT, fresh: nn.Module, share: float = 0.6) -> ModelT:
     """A copy of ``model`` with ``share`` of each parameter and the rest of that of ``fresh``.
 
     A network that is trained further generalises worse than one from scratch, also where it has

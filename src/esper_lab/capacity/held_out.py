@@ -1,4 +1,4 @@
-"""Hosts on data sets, and of an architecture, that no rule was learned on; see ``capacity.py``.
+"""Hosts on data sets, and of an architecture, that no rule was learned on; see ``home``.
 
 What learns a rule does not import this file.
 """
@@ -7,20 +7,21 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from capacity_hosts import (
+from torch import Tensor, nn
+
+from esper.runtime.text import SHIPPED_TEXT
+from esper_lab.capacity.hosts import (
     TEST,
     VALIDATION,
     Host,
     Split,
     convolutions,
+    drawn_circumstances,
     log_uniform,
     perceptron,
     residual,
     wrong_labels,
 )
-from torch import Tensor, nn
-
-from esper.runtime.text import SHIPPED_TEXT
 from esper_lab.data import mnist1d
 
 ROWS = 8
@@ -40,9 +41,8 @@ class Reader(nn.Module):
         return self.head(self.lstm(x.unflatten(1, (ROWS, -1)))[1][0][0])
 
 
-def reader(inputs: int, width: int, depth: int, outputs: int) -> nn.Module:
-    """A recurrent network; ``depth`` is not used."""
-    del depth
+def reader(inputs: int, width: int, _: int, outputs: int) -> nn.Module:
+    """A recurrent network; the depth is not used."""
     return Reader(inputs, width, outputs)
 
 
@@ -82,41 +82,39 @@ def shapes(samples: int, seed: int) -> Split:
     images = np.zeros((count, 8, 8), dtype=np.float32)
     masks = _masks()
     for image, kind in zip(images, kinds, strict=True):
-        top, left = draws.integers(4, size=2)
-        image[top : top + 5, left : left + 5] = masks[kind][: 8 - top, : 8 - left]
+        row, column = draws.integers(4, size=2)
+        image[row : row + 5, column : column + 5] = masks[kind][: 8 - row, : 8 - column]
     images += draws.uniform(0.1, 0.6) * draws.standard_normal(images.shape)
     y = wrong_labels(torch.from_numpy(kinds), draws.choice([0.0, 0.0, 0.1, 0.3]), samples, draws)
     return Split(torch.from_numpy(images).float().flatten(1), y)
 
 
+PICTURES = (
+    ".....  .....  #####  .....  .....",
+    "..#..  ..#..  ..#..  ..#..  ..#..",
+    "#....  .#...  ..#..  ...#.  ....#",
+    "....#  ...#.  ..#..  .#...  #....",
+    "..#..  ..#..  #####  ..#..  ..#..",
+    "#####  #...#  #...#  #...#  #####",
+    ".....  .###.  .###.  .###.  .....",
+    "#####  #....  #....  #....  #....",
+)
+
+
 def _masks() -> np.ndarray:
     """Eight drawings of 5 x 5 pixels."""
-    line, corner = np.arange(5), np.zeros((5, 5))
-    masks = np.zeros((8, 5, 5), dtype=np.float32)
-    masks[0, 2, :] = masks[1, :, 2] = 1.0
-    masks[2, line, line] = masks[3, line, 4 - line] = 1.0
-    masks[4, 2, :] = masks[4, :, 2] = 1.0
-    masks[5] = 1.0
-    masks[5, 1:4, 1:4] = 0.0
-    masks[6, 1:4, 1:4] = 1.0
-    corner[0, :] = corner[:, 0] = 1.0
-    masks[7] = corner
-    return masks
+    marks = [[[float(mark == "#") for mark in row] for row in each.split()] for each in PICTURES]
+    return np.array(marks, dtype=np.float32)
 
 
-def drawn(number: int) -> Host:
+def draw(number: int) -> Host:
     """Host ``number``; an even one is trained from scratch, an odd one arrives trained."""
     draws = np.random.default_rng([42, number])
     data = (signals, bytes_of_text, shapes)[number // 2 % 3]
     kinds = (perceptron, convolutions, residual) if data is shapes else (perceptron, reader)
     architecture = kinds[number // 6 % len(kinds)]
-    image = architecture in (convolutions, residual)
-    trained = number % 2 == 1
     samples = round(log_uniform(draws, 100, 1500) / 50) * 50
-    return Host(
-        architecture, partial(data, samples, number), data.__name__, samples,
-        width=round(log_uniform(draws, 2, 10 if image else 32)),
-        depth=int(draws.integers(1, 4)),
-        epochs=round(log_uniform(draws, 3, 20) if trained else log_uniform(draws, 15, 60)),
-        price=log_uniform(draws, 0.003, 0.1), trained=trained, seed=100_000 + number,
-    )  # fmt: skip
+    is_image = architecture in (convolutions, residual)
+    more = drawn_circumstances(draws, is_image, number % 2 == 1)
+    drawn_data, seed = partial(data, samples, number), 100_000 + number
+    return Host(architecture, drawn_data, data.__name__, samples, seed=seed, **more)

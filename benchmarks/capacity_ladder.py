@@ -1,0 +1,173 @@
+"""The suite ``capacity``: its controls, which ship with Esper, and policies of ``esper.grow``.
+
+    python benchmarks/capacity_ladder.py [--write]      # half an hour on a core; resumable
+
+The hosts are those of ``esper evaluate --suite capacity``, with numbers that no study had before.
+Rules are learned on the hosts of ``capacity_home.py`` as ``capacity_page.py`` played them. Results
+are kept in ``runs/capacity_ladder``.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import capacity_home
+import numpy as np
+import torch
+from capacity_page import HOSTS as LESSONS
+from capacity_page import played
+from capacity_plays import WIDENINGS, outcomes, short_statics, utility
+from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
+from reporting import kept, made_on, new_parser, publish, table
+
+from esper.kasmina.width_prior import GAINS
+from esper_lab.capacity import ladder
+from esper_lab.capacity.hosts import Host
+from esper_lab.capacity.training import grown
+from esper_lab.evaluation import (
+    BEST_FIXED,
+    CAPACITY,
+    CLAIRVOYANT,
+    FOREST,
+    LOOKUP,
+    NEVER_GROW,
+    SHORT_SWEEP,
+    STATIC_LOOKUP,
+    SWEEP,
+    Evaluation,
+    Rung,
+)
+from esper_lab.ladder_steps import points, points_text, step_cells, steps
+from esper_lab.shipped_controls import ShippedControls, write_shipped
+
+WORK = Path("runs/capacity_ladder")
+HOSTS = 200
+POLICIES = "widen", "deepen", "rule", "heuristic", "keep-or-move"
+HEADS = "", "utility, points", "above never", "on validation", "parameters", "widen − this"
+
+
+def all_controls(host: Host) -> Outcomes:
+    """What the controls need of a host."""
+    entry = outcomes(host, WIDENINGS) | {"short": short_statics(host, host.data())}
+    return entry | {"never": grown("never", host)}
+
+
+def control_rungs(hosts: list[Outcomes], lessons: list[Outcomes]) -> list[Rung]:
+    """The controls, from the bottom up.
+
+    Args:
+        hosts: ``all_controls`` of the fresh hosts.
+        lessons: what was played on those on which the constant and the forest are learned, for
+            hosts from scratch and for trained ones apart; the table is that of ``esper.grow``.
+    """
+    rungs = [rung_of(NEVER_GROW, hosts, [[host["never"]] for host in hosts])]
+    learners: dict[str, Callable[[list[Outcomes]], Choice]] = {
+        BEST_FIXED: constant, LOOKUP: lambda _: by_table(GAINS), FOREST: partial(forest, arrival)
+    }  # fmt: skip
+    for name, learn in learners.items():
+        plans = [0] * len(hosts)
+        for kind in (False, True):
+            choose = learn([lesson for lesson in lessons if lesson["trained"] == kind])
+            for i, host in enumerate(hosts):
+                if host["trained"] == kind:
+                    plans[i] = choose(host)
+        rungs.append(rung_of(name, hosts, _of_plans(hosts, plans), plans))
+        if name == LOOKUP:
+            statics = [[host["statics"][i]] for host, i in zip(hosts, plans, strict=True)]
+    rungs.append(rung_of(STATIC_LOOKUP, hosts, statics))
+    for name, column in ((SHORT_SWEEP, "short"), (SWEEP, "statics")):
+        rungs.append(rung_of(name, hosts, [[_best(host, host[column])] for host in hosts]))
+    worth = np.array([[[utility(x, h) for x in order] for order in h["plans"]] for h in hosts])
+    first, second = worth.argmax(2).T
+    # The plan that is best in one order of the data is scored in the other.
+    both = zip(hosts, first, second, strict=True)
+    results = [[host["plans"][1][one], host["plans"][0][two]] for host, one, two in both]
+    return [*rungs, rung_of(CLAIRVOYANT, hosts, results, first.tolist())]
+
+
+def rung_of(
+    name: str,
+    hosts: list[Outcomes],
+    results: list[list[dict[str, Any]]],
+    plans: list[int] | None = None,
+) -> Rung:
+    """A rung from one or several results of each host, of which the mean counts.
+
+    Args:
+        name: see ``Rung``.
+        hosts: what is known of each host.
+        results: what trainings of each host came to, see ``training.train``.
+        plans: index in ``ladder.PLANS`` for each host, if the rung chooses.
+    """
+
+    def column(value: Callable[[dict[str, Any], Outcomes], float]) -> list[float]:
+        pairs = zip(hosts, results, strict=True)
+        return [float(np.mean([value(one, host) for one in each])) for host, each in pairs]
+
+    return Rung(
+        name,
+        False,
+        utility=column(utility),
+        validation=column(partial(utility, split="validation")),
+        added=column(lambda one, host: one["parameters"] - host["parameters"]),
+        chosen=plans,
+        score=column(lambda one, _: one["test"]),
+    )
+
+
+def _of_plans(hosts: list[Outcomes], plans: list[int]) -> list[list[dict[str, Any]]]:
+    return [[order[i] for order in host["plans"]] for host, i in zip(hosts, plans, strict=True)]
+
+
+def _best(host: Outcomes, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result that is best on validation after the price."""
+    return max(results, key=lambda one: utility(one, host, "validation"))
+
+
+def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[str, ...]]:
+    """The rungs of all policies on some hosts, and how far the first policy is above each."""
+    first = evaluations[POLICIES[0]]
+    ours = first.rungs[-1]
+    last = [steps(evaluations[name], where)[-1] for name in POLICIES[1:]]
+    lines = []
+    for step in (*steps(first, where), *last):
+        change = np.subtract(ours.utility, step.rung.utility)[where]
+        text = "" if step.rung is ours else points_text(points(change, [None] * len(change)))
+        lines.append((step.rung.name, *step_cells(step), text))
+    return lines
+
+
+def main() -> None:
+    """Play what was not played, and write the page and the controls that ship."""
+    arguments = new_parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    lessons = played("home", capacity_home.draw, LESSONS)
+    hosts = ladder.fresh_hosts(HOSTS)
+    fresh = [
+        kept(WORK / f"{number}.json", partial(all_controls, host))
+        for number, host in enumerate(hosts)
+    ]
+    rungs = control_rungs(fresh, lessons)
+    key = ladder.identity(hosts)
+    controls = ShippedControls(key, made_on(), len(lessons), HOSTS, rungs)
+    if arguments.write:
+        write_shipped(CAPACITY, controls)
+    evaluations = {name: ladder.evaluate(name, HOSTS, controls, WORK) for name in POLICIES}
+    parts = [
+        f"{HOSTS} hosts of data sets and architectures on which no rule was learned; brackets are "
+        "95 % over hosts. `widen` is what `esper.grow` does by default."
+    ]
+    tasks = evaluations[POLICIES[0]].tasks
+    groups = {"All": np.ones(HOSTS, dtype=bool)}
+    groups |= {kind.capitalize(): np.array(tasks) == kind for kind in dict.fromkeys(tasks)}
+    for kind, where in groups.items():
+        parts += [f"## {kind}, {where.sum()} hosts", table(HEADS, rows(evaluations, where))]
+    ours = evaluations[POLICIES[0]].rungs[-1].utility
+    figures = {rung.name: points(np.subtract(ours, rung.utility), [None] * HOSTS) for rung in rungs}
+    page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
+    publish(*page, arguments.write, {"hosts": HOSTS, "widen_minus": figures})
+
+
+if __name__ == "__main__":
+    main()

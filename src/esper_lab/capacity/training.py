@@ -1,0 +1,85 @@
+"""Trainings of the hosts by ``esper.grow``, all with Adam, a cosine schedule and the last epoch."""
+
+import math
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.kasmina.wider_layers import parameter_count
+from esper.leyline.errors import UsageError
+from esper_lab.capacity.hosts import VALIDATION, Host, Split
+
+BATCH, RATE, PRETRAINING = 50, 0.005, 40
+FACTORS = 1.0, 1.5, 2.0, 4.0, 8.0
+"""By how much the controls make all hidden layers wider."""
+Entry = dict[str, Any]
+"""What a training of a host came to, and the number of parameters that the host has."""
+
+
+def utility(result: Entry, size: int, price: float, split: str = "test") -> float:
+    """A score minus the price of the parameters above ``size``, those of the host, as a share."""
+    growth = max(1.0, result["parameters"] / size)
+    return float(result[split]) - price * math.log(growth)
+
+
+def arrival(host: Host) -> tuple[Split, nn.Module]:
+    """The data of a host, and its network as it arrives."""
+    data = host.data()
+    small = host.build(data)
+    if host.trained:
+        _grown(host, data, small, "never", PRETRAINING, host.seed)
+    return data, small
+
+
+def beginning(host: Host, data: Split, small: nn.Module, order: int = 1) -> nn.Module:
+    """The network that is trained: a copy of a trained one, else one of its own for each order."""
+    return deepcopy(small) if host.trained else host.build(data, seed=order)
+
+
+def grown(policy: str, host: Host) -> Entry:
+    """What ``esper.grow`` makes of a host in the first order of its data.
+
+    A policy that finds no place for a seed grows nothing.
+    """
+    data, small = arrival(host)
+    model, seed = beginning(host, data, small), 1000 + host.seed
+    try:
+        result = _grown(host, data, model, policy, host.epochs, seed)
+    except UsageError as error:
+        if not str(error).startswith("slots: found no place"):
+            raise
+        result = _grown(host, data, model, "never", host.epochs, seed)
+    return result | {"host_parameters": parameter_count(small)}
+
+
+def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, seed: int) -> Entry:
+    """Train and grow a network of ``host`` in place."""
+    generator = torch.Generator().manual_seed(seed)
+    result = esper.grow(
+        model,
+        _loader(data.part(slice(host.samples)), BATCH, generator),
+        _loader(data.part(slice(host.samples, host.samples + VALIDATION))),
+        test_loader=_loader(data.part(slice(host.samples + VALIDATION, None))),
+        policy=policy, epochs=epochs, price=host.price, seed=host.seed, progress=False,
+        loss="mse" if data.y.is_floating_point() else "cross_entropy", best_epoch=False,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE, fused=True),
+        scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
+    )  # fmt: skip
+    assert result.test is not None
+    return {
+        "validation": max(0.0, result.validation.figure),
+        "test": max(0.0, result.test.figure),
+        "parameters": result.parameters,
+    }
+
+
+def _loader(
+    part: Split, batch: int = 500, generator: torch.Generator | None = None
+) -> DataLoader[Any]:
+    """Batches of a part, in an order that a generator draws."""
+    data = TensorDataset(part.x, part.y)
+    return DataLoader(data, batch, shuffle=generator is not None, generator=generator)

@@ -1,0 +1,174 @@
+"""The suite of networks whose width is chosen: its hosts, and a policy of ``grow`` on them."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline.errors import UsageError
+from esper_lab import shipped_controls
+from esper_lab.capacity import held_out, ladder, training
+from esper_lab.capacity.hosts import VALIDATION, Host
+from esper_lab.evaluate import evaluate
+from esper_lab.evaluation import (
+    BEST_FIXED,
+    CAPACITY,
+    CLAIRVOYANT,
+    FOREST,
+    NEVER_GROW,
+    Rung,
+    read_evaluation,
+)
+from esper_lab.shipped_controls import ShippedControls, write_shipped
+
+
+def small_host(number: int) -> Host:
+    """A host that trains for two epochs on 100 samples, an odd one after it was trained."""
+    host = held_out.draw(number)
+    data = partial(host.data.func, 100, number)  # type: ignore[attr-defined]
+    return replace(host, data=data, samples=100, epochs=2, width=3)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_policy_that_never_grows_trains_the_host_as_a_plain_loop_does(number: int) -> None:
+    host = small_host(number)
+    played = training.grown("never", host)
+    data, small = training.arrival(host)
+    model = training.beginning(host, data, small)
+    optimizer = torch.optim.Adam(model.parameters(), lr=training.RATE)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, host.epochs)
+    generator = torch.Generator().manual_seed(1000 + host.seed)
+    train = torch.utils.data.TensorDataset(*vars(data.part(slice(100))).values())
+    loader = torch.utils.data.DataLoader(train, training.BATCH, shuffle=True, generator=generator)
+    model.train()
+    for _ in range(host.epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+    model.eval()
+    test = data.part(slice(100 + VALIDATION, None))
+    accuracy = (model(test.x).argmax(1) == test.y).double().mean()
+    assert played["test"] == pytest.approx(float(accuracy), abs=2e-3)
+    size = sum(parameter.numel() for parameter in small.parameters())
+    assert played["parameters"] == played["host_parameters"] == size
+
+
+def test_a_trained_host_has_learned_and_stays_as_it_arrives() -> None:
+    host = small_host(1)
+    data, small = training.arrival(host)
+    untrained = host.build(data)
+    accuracies = []
+    for model in (untrained, small):
+        part = data.part(slice(100))
+        accuracies.append(float((model.eval()(part.x).argmax(1) == part.y).double().mean()))
+    assert accuracies[1] > accuracies[0] + 0.1
+    before = {name: value.clone() for name, value in small.state_dict().items()}
+    copy = training.beginning(host, data, small)
+    with torch.no_grad():
+        next(copy.parameters()).zero_()
+    assert all(torch.equal(value, before[name]) for name, value in small.state_dict().items())
+
+
+def test_a_policy_that_widens_pays_for_what_it_adds() -> None:
+    host = replace(small_host(0), price=0.0, epochs=3)
+    played = training.grown("widen", host)
+    size = played["host_parameters"]
+    assert played["parameters"] > size
+    free, dear = ladder.rung_of("", [played] * 2, [0.0, 0.1]).utility
+    assert free == played["test"]
+    assert free - dear == pytest.approx(0.1 * np.log(played["parameters"] / size))
+
+
+def test_a_policy_that_finds_no_place_grows_nothing() -> None:
+    host = next(host for host in map(small_host, range(0, 40, 2)) if "reader" in str(vars(host)))
+    assert training.grown("rule", host) == training.grown("never", host)
+
+
+COUNT = 4
+
+
+@pytest.fixture
+def small_suite(monkeypatch, tmp_path) -> Path:
+    """Hosts that train fast, with invented controls."""
+    monkeypatch.setattr(ladder, "fresh_hosts", lambda count: list(map(small_host, range(count))))
+    monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path / "shipped")
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0)
+    rungs = [
+        Rung(name, False, *draws.uniform(size=(2, COUNT)).tolist(), [0.0] * COUNT, plans)
+        for name, plans in (
+            (NEVER_GROW, None), (BEST_FIXED, [1] * COUNT), (FOREST, [2] * COUNT),
+            (CLAIRVOYANT, [3] * COUNT),
+        )
+    ]  # fmt: skip
+    key = ladder.identity(ladder.fresh_hosts(COUNT))
+    write_shipped(CAPACITY, ShippedControls(key, "invented", 20, COUNT, rungs))
+    return tmp_path
+
+
+def command(*more: str, policy: str = "widen", hosts: int = COUNT) -> list[str]:
+    return ["--policy", policy, "--suite", "capacity", "--hosts", str(hosts), *more]
+
+
+def test_the_command_prints_and_keeps_the_ladder_and_goes_on_where_it_was(
+    small_suite, capsys, monkeypatch
+) -> None:
+    assert evaluate(command()) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "policy, widen" in printed
+    found = read_evaluation(Path("evaluations/capacity-widen/ladder.json"))
+    assert found.tasks == ["from scratch", "arrives trained"] * 2
+    assert [rung.name for rung in found.rungs][-1] == "policy, widen"
+    hosts = [small_host(number) for number in range(COUNT)]
+    played = [training.grown("widen", host) for host in hosts]
+    assert found.rungs[-1].score == [one["test"] for one in played]
+    assert found.rents == [host.price for host in hosts]
+    never = ladder.rung_of("", [training.grown("never", host) for host in hosts], found.rents)
+    difference = 100 * np.mean(np.subtract(never.utility, found.rungs[0].utility))
+    assert f"never growing differs here by {difference:+.1f} points" in printed
+    monkeypatch.setattr(ladder, "grown", lambda *_: pytest.fail("it was played again"))
+    assert evaluate(command("--out", "again")) == 0
+    assert read_evaluation(Path("again/ladder.json")).rungs == found.rungs
+
+
+def test_a_damaged_file_of_the_work_is_refused_by_name(small_suite) -> None:
+    assert evaluate(command(policy="never")) == 0
+    file = sorted(Path("evaluations/capacity-stages").iterdir())[0]
+    entry = json.loads(file.read_text()) | {"test": 1.0}
+    file.write_text(json.dumps(entry, indent=2) + "\n")
+    with pytest.raises(UsageError, match=rf"^work: cannot keep .*{file.name} \(its checksum"):
+        evaluate(command(policy="never"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (command("--members", "2"), "members: the suite capacity does not have it; leave it out"),
+        (command("--fresh"), "fresh: the suite capacity does not have it; leave it out"),
+        (command(hosts=5), "hosts: the controls of the suite capacity are of 4; give at most as"),
+        (command(policy="wide"), "policy: 'wide' is neither one of"),
+    ],
+)
+def test_what_the_suite_does_not_know_is_refused_before_anything_is_played(
+    arguments, refusal, small_suite, monkeypatch
+) -> None:
+    monkeypatch.setattr(ladder, "grown", lambda *_: pytest.fail("it was played"))
+    with pytest.raises(UsageError) as error:
+        evaluate(arguments)
+    assert refusal in str(error.value)
+
+
+def test_controls_of_other_hosts_are_not_taken_for_these(small_suite, monkeypatch) -> None:
+    def with_another_price(count: int) -> list[Host]:
+        first, *rest = map(small_host, range(count))
+        return [replace(first, price=first.price / 2), *rest]
+
+    monkeypatch.setattr(ladder, "fresh_hosts", with_another_price)
+    with pytest.raises(UsageError, match=r"^suite: no controls of the suite capacity ship"):
+        evaluate(command())
