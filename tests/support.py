@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,7 +29,7 @@ from esper.kasmina.hosts.host import Host
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.seeds import AlphaMode, SeedState
-from esper.kasmina.slots import SlotSpec
+from esper.kasmina.slots import SlotSpec, initial_distribution_on
 from esper.leyline.actions import BLUEPRINTS, HEAD_WIDTHS, Style
 from esper.leyline.stages import Stage
 from esper.native.build import NoCompiler
@@ -518,13 +520,30 @@ class OperationCounter(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+CACHED = {name: x for name, x in vars(SlotSpec).items() if isinstance(x, cached_property)}
+
+
 @contextmanager
 def own_blueprints() -> Iterator[None]:
-    """What is registered inside is forgotten at the end."""
+    """What is registered inside is forgotten at the end, by slots that outlive it as well."""
     names, builders = list(BLUEPRINTS), dict(BUILDERS)
+    values: dict[tuple[int, str], tuple[SlotSpec, Any]] = {}
+
+    def of_this_time(attribute: "cached_property[Any]") -> property:
+        def value(slot: SlotSpec) -> Any:
+            key = id(slot), attribute.func.__name__
+            if key not in values:
+                values[key] = slot, attribute.func(slot)
+            return values[key][1]
+
+        return property(value)
+
+    initial_distribution_on.cache_clear()
     try:
-        yield
+        with patch.multiple(SlotSpec, **{name: of_this_time(x) for name, x in CACHED.items()}):
+            yield
     finally:
+        initial_distribution_on.cache_clear()
         BLUEPRINTS[:] = names
         HEAD_WIDTHS["blueprint"] = len(names)
         BUILDERS.clear()
