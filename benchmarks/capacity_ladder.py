@@ -7,7 +7,7 @@ Rules are learned on the hosts of ``capacity_home.py`` as ``capacity_page.py`` p
 are kept in ``runs/capacity_ladder``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from esper_lab.ladder_steps import points, points_text, step_cells, steps
 from esper_lab.shipped_controls import ShippedControls, write_shipped
 
 WORK = Path("runs/capacity_ladder")
-HOSTS = 200
+HOSTS, SETS = 200, 3
 POLICIES = "widen", "deepen", "rule", "heuristic", "keep-or-move"
 HEADS = "", "utility, points", "above never", "on validation", "parameters", "widen − this"
 
@@ -138,6 +138,14 @@ def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[st
     return lines
 
 
+def differences(evaluation: Evaluation, opponents: Sequence[str], hosts: np.ndarray) -> list[str]:
+    """How far the policy is above some rungs on some hosts."""
+    rungs = {rung.name: np.array(rung.utility) for rung in evaluation.rungs}
+    ours = np.array(evaluation.rungs[-1].utility)
+    changes = ((ours - rungs[name])[hosts] for name in opponents)
+    return [points_text(points(change, [None] * len(hosts))) for change in changes]
+
+
 def main() -> None:
     """Play what was not played, and write the page and the controls that ship."""
     arguments = new_parser(__doc__).parse_args()
@@ -158,12 +166,22 @@ def main() -> None:
         f"{HOSTS} hosts of data sets and architectures on which no rule was learned; brackets are "
         "95 % over hosts. `widen` is what `esper.grow` does by default."
     ]
-    tasks = evaluations[POLICIES[0]].tasks
+    first = evaluations[POLICIES[0]]
+    tasks = first.tasks
     groups = {"All": np.ones(HOSTS, dtype=bool)}
     groups |= {kind.capitalize(): np.array(tasks) == kind for kind in dict.fromkeys(tasks)}
     for kind, where in groups.items():
         parts += [f"## {kind}, {where.sum()} hosts", table(HEADS, rows(evaluations, where))]
-    ours = evaluations[POLICIES[0]].rungs[-1].utility
+    opponents = NEVER_GROW, BEST_FIXED, LOOKUP, SHORT_SWEEP, SWEEP
+    sets = [
+        (
+            f"{part[0] + 1} to {part[-1] + 1}",
+            *differences(evaluations[POLICIES[0]], opponents, part),
+        )
+        for part in np.array_split(np.arange(HOSTS), SETS)
+    ]
+    parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
+    ours = first.rungs[-1].utility
     figures = {rung.name: points(np.subtract(ours, rung.utility), [None] * HOSTS) for rung in rungs}
     page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
     publish(*page, arguments.write, {"hosts": HOSTS, "widen_minus": figures})

@@ -29,6 +29,7 @@ from esper.scripts.play import play
 from esper.simic.run.run_directory import stored_config
 from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
+from esper.tamiyo.baselines import SEARCHES
 from esper_lab.capacity import ladder as capacity
 from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, PricedRung, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts
@@ -173,7 +174,15 @@ def _load_plugins(options: EvaluateArguments) -> None:
 
 
 def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
-    """What plays the ladder of a suite of tasks, and why shipped controls are not used."""
+    """What plays the ladder of a suite of tasks, and why shipped controls are not used.
+
+    Raises:
+        UsageError: the policy grows models of the user's own alone.
+    """
+    if options.policy in SEARCHES:
+        raise UsageError(
+            f"policy: {options.policy!r} grows a model of your own; give --suite {CAPACITY}"
+        )
     _load_plugins(options)
     threads = options.threads or os.cpu_count() or 1
     splits = SPLITS if options.split_seed is None else (options.split_seed,)

@@ -164,6 +164,11 @@ def test_what_the_suite_does_not_know_is_refused_before_anything_is_played(
     assert refusal in str(error.value)
 
 
+def test_a_policy_for_models_of_the_user_s_own_is_sent_to_the_suite() -> None:
+    with pytest.raises(UsageError, match=r"^policy: 'widen' grows .* own; give --suite capacity"):
+        evaluate(["--policy", "widen", "--suite", "digits"])
+
+
 def test_controls_of_other_hosts_are_not_taken_for_these(small_suite, monkeypatch) -> None:
     def with_another_price(count: int) -> list[Host]:
         first, *rest = map(small_host, range(count))
