@@ -208,8 +208,9 @@ def test_a_wheel_has_a_library_for_every_instruction_set(cache: Cache, tmp_path:
     assert sorted(folder.iterdir()) == sorted(paths)
     assert len(paths) == cache.links == (len(build.INSTRUCTION_SETS) if build._x86() else 1)
     commands = [line for line in cache.log.read_text().splitlines() if " -c " in line]
-    assert len(commands) == 2 * len(paths)
-    assert all(name in "".join(commands) for name in ("library.cpp", "layout.cpp"))
+    assert len(commands) == 3 * len(paths)
+    parts = "library.cpp", "-DESPER_DOUBLE", "layout.cpp"
+    assert all(name in "".join(commands) for name in parts)
 
 
 def test_a_native_object_is_freed_when_nobody_refers_to_it(monkeypatch) -> None:

@@ -93,10 +93,11 @@ def compile_library(command: list[str], path: Path) -> None:
     with temporary as folder, ThreadPoolExecutor(2) as pool:
         layout = Path(folder) / "layout.cpp"
         layout.write_text(layout_source())
-        units = [SOURCE / "hosts" / "library.cpp", layout]
+        functions = str(SOURCE / "hosts" / "library.cpp")
+        units = [functions], ["-DESPER_DOUBLE", functions], [str(layout)]
         objects = [f"{folder}/{number}.o" for number in range(len(units))]
         jobs = [
-            [*command, f"-I{SOURCE}", "-c", str(unit), "-o", target]
+            [*command, f"-I{SOURCE}", "-c", *unit, "-o", target]
             for unit, target in zip(units, objects, strict=True)
         ]
         complaint = "".join(pool.map(_complaint, jobs))

@@ -1,4 +1,5 @@
-// Functions that Python calls, each for float and for double. They return a result code.
+// Functions that Python calls, which return a result code: for float, and in a unit of their own,
+// so that both are compiled side by side, for double.
 
 #include <algorithm>
 #include <atomic>
@@ -112,9 +113,11 @@ int sizes(void* network, int slot, int kind, int32_t* result) {
 }  // namespace esper::hosts
 
 // Python reads the addresses of the functions from these variables.
-#define ESPER_EXPORT(NAME)                                    \
-  auto* esper_hosts_##NAME##_f32 = &esper::hosts::NAME<float>; \
-  auto* esper_hosts_##NAME##_f64 = &esper::hosts::NAME<double>;
+#ifdef ESPER_DOUBLE
+#define ESPER_EXPORT(NAME) auto* esper_hosts_##NAME##_f64 = &esper::hosts::NAME<double>;
+#else
+#define ESPER_EXPORT(NAME) auto* esper_hosts_##NAME##_f32 = &esper::hosts::NAME<float>;
+#endif
 
 extern "C" {
 ESPER_EXPORT(create)
@@ -122,6 +125,8 @@ ESPER_EXPORT(free)
 ESPER_EXPORT(sizes)
 ESPER_EXPORT(train)
 ESPER_EXPORT(evaluate)
+#ifndef ESPER_DOUBLE
 int esper_vector_bytes = esper::kVectorBytes;
 int esper_has_bfloat16 = esper::hosts::has_pairs();
+#endif
 }
