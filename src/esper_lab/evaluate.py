@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -191,7 +191,6 @@ def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
     if not options.fresh:
         sizes = options.training_hosts, options.hosts, options.random_plans
         controls, why_not = usable_controls(options.suite, *sizes, splits)
-
     play = partial(
         evaluated, options.policy, options.suite, parts, options.random_plans, options.members, work
     )
@@ -205,7 +204,8 @@ def _capacity(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | Non
         UsageError: a setting has no meaning here.
     """
     defaults = EvaluateArguments(policy=options.policy)
-    for name in ("training_hosts", "random_plans", "fresh", "members", "split_seed"):
+    known = {"policy", "suite", "hosts", "out", "work", "plugin", "trust"}
+    for name in (field.name for field in fields(options) if field.name not in known):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name}: the suite {CAPACITY} does not have it; leave it out")
     _load_plugins(options)

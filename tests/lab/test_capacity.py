@@ -150,6 +150,7 @@ def test_a_damaged_file_of_the_work_is_refused_by_name(small_suite) -> None:
     ("arguments", "refusal"),
     [
         (command("--members", "2"), "members: the suite capacity does not have it; leave it out"),
+        (command("--threads", "2"), "threads: the suite capacity does not have it; leave it out"),
         (command("--fresh"), "fresh: the suite capacity does not have it; leave it out"),
         (command(hosts=5), "hosts: the controls of the suite capacity are of 4; give at most as"),
         (command(policy="wide"), "policy: 'wide' is neither one of"),

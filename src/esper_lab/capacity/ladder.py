@@ -109,10 +109,8 @@ def evaluate(
     )
 
 
-def rung_of(
-    name: str, entries: Sequence[Entry], prices: Sequence[float], policy: bool = False
-) -> Rung:
-    """The rung of an entry for each host."""
+def rung_of(name: str, entries: Sequence[Entry], prices: Sequence[float]) -> Rung:
+    """The rung of a policy from an entry for each host; further prices are not used."""
     pairs = list(zip(entries, prices, strict=False))
     return Rung(
         name,
