@@ -204,8 +204,8 @@ def _capacity(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | Non
         UsageError: a setting has no meaning here.
     """
     defaults = EvaluateArguments(policy=options.policy)
-    known = {"policy", "suite", "hosts", "out", "work", "plugin", "trust"}
-    for name in (field.name for field in fields(options) if field.name not in known):
+    common = {"policy", "suite", "hosts", "out", "work", "plugin", "trust"}
+    for name in (field.name for field in fields(options) if field.name not in common):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name}: the suite {CAPACITY} does not have it; leave it out")
     _load_plugins(options)
