@@ -107,7 +107,7 @@ VALID: dict[str, list[Any]] = {
     "lstm_hidden": [1, 4, 8],
     "record_last": [None],  # a number needs --record
     "wandb": [False],  # needs events
-    "group_baseline": [False],  # needs groups of at least two environments
+    "group_baseline": [None, False],  # needs groups of at least two environments
     "initial_policy": [None],  # another needs a trained run
     "name": ["mine", "ünï_文", "a.b+c-1", "x" * 60],
     "telemetry_dir": [

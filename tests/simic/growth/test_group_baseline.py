@@ -16,6 +16,7 @@ from esper.simic.growth.group_baseline import GroupedEstimator
 from esper.simic.impala import VTraceEstimator
 from esper.simic.ppo import PPOAgent
 from esper.simic.rollout import Rollout
+from esper.simic.training.setup import build_agent
 from esper.tamiyo.policy.features import Observation
 from support import small_environments
 from synthetic import CPU
@@ -32,13 +33,13 @@ def rollout() -> Rollout[Observation]:
 
 
 def agent(grouped: bool, impala: ImpalaConfig | None = None) -> PPOAgent[Observation]:
-    config = LearnerConfig(lstm_hidden=8, group_baseline=grouped)
+    config = LearnerConfig(lstm_hidden=8)
     return growth_agent(
         config,
         0,
         CPU,
         learner_arguments=impala and impala.learner_arguments(config),
-        group_size=SIZE,
+        baseline_group=SIZE if grouped else None,
     )
 
 
@@ -75,3 +76,25 @@ def test_vtrace_takes_the_baseline_too(rollout: Rollout[Observation]) -> None:
 def test_groups_that_are_not_whole_are_refused(envs: int, size: int) -> None:
     with pytest.raises(UsageError, match=r"^group_baseline: needs whole groups"):
         check(unflatten({"group_baseline": True, "envs": envs, "group_size": size}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "group"),
+    [
+        ({}, 8),
+        ({"envs": 12}, None),
+        ({"group_size": 1}, None),
+        ({"envs": 12, "group_size": 6}, 6),
+        ({"group_baseline": False}, None),
+        ({"algorithm": "impala"}, None),
+        ({"algorithm": "impala", "group_baseline": True}, 8),
+    ],
+)
+def test_ppo_takes_the_baseline_where_groups_are_whole(settings, group) -> None:
+    config = unflatten(settings)
+    check(config)
+    assert config.baseline_group == group
+    learner = build_agent(config, CPU)
+    grouped = isinstance(learner.estimator, GroupedEstimator)
+    assert grouped == (group is not None)
+    assert not grouped or learner.estimator.group_size == group

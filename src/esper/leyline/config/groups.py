@@ -227,10 +227,10 @@ class LearnerConfig:
     """Discount factor (gamma) per step."""
     trace_decay: float = setting(0.95, FRACTION, aliases=("gae_lambda",), defaults={"gym": 0.98})
     """Lambda of generalised advantage estimation (GAE) and of V-trace."""
-    group_baseline: bool = setting(False, only="growth")
+    group_baseline: bool | None = setting(None, only="growth")
     """Subtract from each advantage the mean of those of the other environments of its group in the
     same step (leave-one-out). A group shares its host, so what is left does not depend on how much
-    that host can gain."""
+    that host can gain. PPO does so by default where all groups are whole."""
     entropy: float = setting(0.01, NOT_NEGATIVE, aliases=("entropy_coef",), main=True)
     """Weight of the entropy bonus, in reward per nat."""
     entropy_per_head: tuple[str, ...] = setting((), only="growth")
@@ -358,3 +358,11 @@ class TrainConfig:
     """Those that only the algorithm of the run has."""
     machine: MachineConfig = field(default_factory=MachineConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+
+    @property
+    def baseline_group(self) -> int | None:
+        """Environments of a group if their mean is a baseline, see ``group_baseline``."""
+        size, wish = self.world.group_size, self.learner.group_baseline
+        if wish is None:
+            wish = self.method.algorithm == "ppo" and size > 1 and self.world.envs % size == 0
+        return size if wish else None

@@ -84,7 +84,7 @@ def growth_agent(
     compile_mode: str = "off",
     learner_arguments: Mapping[str, Any] | None = None,
     initial: dict[str, dict[str, Any]] | None = None,
-    group_size: int = 1,
+    baseline_group: int | None = None,
     features: FeatureNames | None = None,
 ) -> PPOAgent[Observation]:
     """A learner of growth policies.
@@ -94,7 +94,7 @@ def growth_agent(
         amp_dtype: dtype of the policy's trunk, see ``Policy.amp_dtype``.
         learner_arguments: those of an algorithm other than PPO, see ``AlgorithmConfig``.
         initial: state of an agent whose weights and moments are taken, see ``PPOAgent.state``.
-        group_size: environments per group, for the baseline of the group.
+        baseline_group: see ``TrainConfig.baseline_group``.
         features: the features that the policy observes; all of this version if None.
 
     Raises:
@@ -111,9 +111,9 @@ def growth_agent(
     kind = agent_class(device, compile_mode)
     moments = GrowthMoments(device, features)
     arguments = dict(learner_arguments or {})
-    if config.group_baseline:
+    if baseline_group is not None:
         estimator = arguments.get("estimator") or GeneralisedEstimator.of(config)
-        arguments["estimator"] = GroupedEstimator(estimator, group_size)
+        arguments["estimator"] = GroupedEstimator(estimator, baseline_group)
     try:
         if initial is not None:
             # Before the agent is made: an older copy of it, if any, begins with the same.

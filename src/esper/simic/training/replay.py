@@ -124,7 +124,7 @@ def _learner(
         CPU,
         amp_dtype,
         learner_arguments=config.algorithm.learner_arguments(config.learner),
-        group_size=config.world.group_size,
+        baseline_group=config.baseline_group,
         features=features,
     )
     return agent, Observation

@@ -315,7 +315,7 @@ def build_agent(
         compile_mode(config.machine.compile, device),
         config.algorithm.learner_arguments(config.learner),
         None if initial is None else initial.parts,
-        config.world.group_size,
+        config.baseline_group,
         initial.features if initial else features,
     )
 
