@@ -186,6 +186,7 @@ bench-own: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_models.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/own_model_results.py --write
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/widening.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/capacity_page.py --write
 
 bench-tasks: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tasks.py --write

@@ -16,7 +16,7 @@ import capacity_home
 import numpy as np
 import torch
 from capacity_page import HOSTS as LESSONS
-from capacity_page import played
+from capacity_page import best_result, played
 from capacity_plays import WIDENINGS, outcomes, short_statics, utility
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
 from reporting import kept, made_on, new_parser, publish, table
@@ -77,7 +77,7 @@ def control_rungs(hosts: list[Outcomes], lessons: list[Outcomes]) -> list[Rung]:
             statics = [[host["statics"][i]] for host, i in zip(hosts, plans, strict=True)]
     rungs.append(rung_of(STATIC_LOOKUP, hosts, statics))
     for name, column in ((SHORT_SWEEP, "short"), (SWEEP, "statics")):
-        rungs.append(rung_of(name, hosts, [[_best(host, host[column])] for host in hosts]))
+        rungs.append(rung_of(name, hosts, [[best_result(host, host[column])] for host in hosts]))
     worth = np.array([[[utility(x, h) for x in order] for order in h["plans"]] for h in hosts])
     first, second = worth.argmax(2).T
     # The plan that is best in one order of the data is scored in the other.
@@ -97,7 +97,7 @@ def rung_of(
     Args:
         name: see ``Rung``.
         hosts: what is known of each host.
-        results: what trainings of each host came to, see ``training.train``.
+        results: what trainings of each host came to, see ``capacity_plays.train``.
         plans: index in ``ladder.PLANS`` for each host, if the rung chooses.
     """
 
@@ -118,11 +118,6 @@ def rung_of(
 
 def _of_plans(hosts: list[Outcomes], plans: list[int]) -> list[list[dict[str, Any]]]:
     return [[order[i] for order in host["plans"]] for host, i in zip(hosts, plans, strict=True)]
-
-
-def _best(host: Outcomes, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result that is best on validation after the price."""
-    return max(results, key=lambda one: utility(one, host, "validation"))
 
 
 def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[str, ...]]:
@@ -174,10 +169,7 @@ def main() -> None:
         parts += [f"## {kind}, {where.sum()} hosts", table(HEADS, rows(evaluations, where))]
     opponents = NEVER_GROW, BEST_FIXED, LOOKUP, SHORT_SWEEP, SWEEP
     sets = [
-        (
-            f"{part[0] + 1} to {part[-1] + 1}",
-            *differences(evaluations[POLICIES[0]], opponents, part),
-        )
+        (f"{part[0] + 1} to {part[-1] + 1}", *differences(first, opponents, part))
         for part in np.array_split(np.arange(HOSTS), SETS)
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]

@@ -74,9 +74,14 @@ def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]
     return hosts
 
 
+def best_result(host: Outcomes, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The result that is best on validation after the price."""
+    return max(results, key=lambda one: utility(one, host, "validation"))
+
+
 def best(host: Outcomes, results: list[dict[str, Any]]) -> float:
     """Utility on test of the result that is best on validation."""
-    return utility(max(results, key=lambda one: utility(one, host, "validation")), host)
+    return utility(best_result(host, results), host)
 
 
 def clairvoyant(host: Outcomes, count: int | None = None) -> float:

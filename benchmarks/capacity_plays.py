@@ -226,13 +226,11 @@ def utility(result: dict[str, Any], host: dict[str, Any], split: str = "test") -
     return utility_of(result, host["parameters"], host["price"], split)
 
 
-def outcomes(
-    host: Host, plans: Sequence[Plan], static_plans: Sequence[Plan] = STATICS
-) -> dict[str, Any]:
+def outcomes(host: Host, plans: Sequence[Plan]) -> dict[str, Any]:
     """Plans of a host in two orders of its data; static networks in the first."""
     data, small = arrival(host)
     columns = [[play_plan(host, data, small, plan, order) for plan in plans] for order in (1, 2)]
-    statics = [play_plan(host, data, small, plan, 1) for plan in static_plans]
+    statics = [play_plan(host, data, small, plan, 1) for plan in STATICS]
     return circumstances(host, small, data) | {"plans": columns, "statics": statics}
 
 

@@ -9,12 +9,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
+from esper.kasmina import width_prior
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper_lab.capacity.hosts import VALIDATION, Host, Split
 
 BATCH, RATE, PRETRAINING = 50, 0.005, 40
-FACTORS = 1.0, 1.5, 2.0, 4.0, 8.0
+FACTORS = 1.0, *width_prior.FACTORS
 """By how much the controls make all hidden layers wider."""
 Entry = dict[str, Any]
 """What a training of a host came to, and the number of parameters that the host has."""
