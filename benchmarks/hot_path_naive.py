@@ -38,10 +38,10 @@ class Seed(NaiveSeed):
     """A naive seed that avoids a crash of torch 2.13: the backward pass of its group norm fails for
     a channels_last input without gradient, so an isolated seed gets a contiguous input."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
         """Apply the seed to ``x``."""
-        if self.alpha != 0.0:
-            return super().forward(x)
+        if self.alpha != 0.0 or source is not None:
+            return super().forward(x, source)
         branch = self.contribution(x.detach().clone(memory_format=torch.contiguous_format))
         return x + (branch - branch.detach())
 
@@ -235,7 +235,12 @@ class NaiveBackend:
             module = naive_host(self.host)
             living: dict[str, NaiveSeed] = {
                 self.host.slots[s].name: Seed(
-                    BLUEPRINTS[kinds[s]], Style(styles[s]), self.host.slots[s], 0.0, False
+                    self.host,
+                    BLUEPRINTS[kinds[s]],
+                    Style(styles[s]),
+                    self.host.slots[s],
+                    0.0,
+                    False,
                 )
                 for s in alive
             }

@@ -18,7 +18,7 @@ from esper_lab.ladder_steps import Points, Step, points, points_text, steps, uni
 Floats = NDArray[np.float64]
 Splits = Sequence[int | None]
 
-VARIANTS = "policy", "blind twin", "yoked copy"
+VARIANTS = "policy", "misled twin", "yoked copy"
 
 
 def over_controllers(values: Floats, splits: Splits) -> Points:
@@ -44,7 +44,7 @@ class Standing:
         validation_gain: the same on validation.
         added: parameters added.
         rule: name of the rule with the highest utility on these hosts.
-        above_rule, above_blind, above_yoked: utility above that rule, the policy's blind twin and
+        above_rule, above_misled, above_yoked: utility above that rule, the policy's misled twin and
             its yoked copy.
         network: name of the network that does not grow with the highest utility on these hosts,
             None if there is none.
@@ -59,7 +59,7 @@ class Standing:
     added: float
     rule: str
     above_rule: Points
-    above_blind: Points
+    above_misled: Points
     above_yoked: Points
     network: str | None
     above_network: Points | None
@@ -92,7 +92,7 @@ def standing(
 
     Args:
         way: ``greedy`` or ``sampled``.
-        policies: rungs of each policy with its blind twin and yoked copy.
+        policies: rungs of each policy with its misled twin and yoked copy.
         found: the controls, on the same hosts.
         where: hosts that count, bool ``[H]``; all if None.
     """
@@ -106,7 +106,7 @@ def standing(
     def control(rung: Rung, field: str) -> Floats:
         return np.array(getattr(rung, field))[rows]
 
-    utility, blind, copied = (columns(variant, "utility") for variant in VARIANTS)
+    utility, misled, copied = (columns(variant, "utility") for variant in VARIANTS)
     never, rule = found.rungs[0], best_rule(found, where)
     network = best_of(found, WITHOUT_GROWING, where)
     gain = utility - control(never, "utility")
@@ -119,7 +119,7 @@ def standing(
         added=float(columns("policy", "added").mean()),
         rule=rule.name,
         above_rule=over_controllers(utility - control(rule, "utility"), kept),
-        above_blind=over_controllers(utility - blind, kept),
+        above_misled=over_controllers(utility - misled, kept),
         above_yoked=over_controllers(utility - copied, kept),
         network=None if network is None else network.name,
         above_network=None
@@ -153,7 +153,7 @@ def standing_text(found: Standing, controllers: int) -> str:
     """Say in a sentence or two where the policy stands."""
     seen = " and ".join(
         f"{verdict(value)} its {name} ({points_text(value, '+.1f')})"
-        for name, value in (("blind twin", found.above_blind), ("yoked copy", found.above_yoked))
+        for name, value in (("misled twin", found.above_misled), ("yoked copy", found.above_yoked))
     )
     text = (
         f"With {found.way} actions the policy is {verdict(found.above_rule)} the best rule "

@@ -5,7 +5,7 @@
 
 Branching episodes of training draws of a family are recorded (``branches.py``), and eight
 controllers learn from them with ``--method vine``. Each is scored on the held-out draws of the
-ladder, with its blind twin and its yoked copy, and then, beside the rules alone, on further
+ladder, with its misled twin and its yoked copy, and then, beside the rules alone, on further
 draws. One of them is selected on draws of its own. Finished stages are kept under
 ``--work``.
 """

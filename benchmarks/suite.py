@@ -5,7 +5,7 @@
     python benchmarks/suite.py --suites adaptation --envs 128 --rounds 250 --group-baseline
 
 For every suite: PPO with several seeds, then each policy greedily and with sampled actions, with
-its blind twin and its yoked copy, beside all controls (``esper evaluate``) on the same fresh hosts
+its misled twin and its yoked copy, beside all controls (``esper evaluate``) on the same fresh hosts
 of the suite and of its held-out tasks, on the test split. Rules are tuned on training hosts of the
 suite. Everything is kept under ``--work``: an interrupted run is resumed from its last checkpoint,
 and what is finished is not repeated.

@@ -109,6 +109,18 @@ def small_mlp(**changes) -> MlpHost:
     return MlpHost(**(settings | changes))
 
 
+CNN_SLOTS = ("r0c0", "r1c0", "wide0", "r0c1", "wide1")
+SPANNED = (
+    small_host(slot_names=CNN_SLOTS),
+    small_host(pools=2, image=(7, 6, 2), slot_names=("wide0", "wide1")),
+    small_host(channels=(3, 4, 5), pools=0, slot_names=("wide0", "wide1", "wide2")),
+    small_host(kernel=1, channels=(3,), pools=1, slot_names=("wide0", "r0c0")),
+    small_mlp(widths=(4, 5), slot_names=("r0c0", "wide0", "r0c1", "wide1")),
+    small_mlp(widths=(3,), slot_names=("wide0",)),
+)
+"""Hosts with slots that span a layer."""
+
+
 def small_gpt(**changes) -> TransformerHost:
     """Three layers, three slots: r0c0, r0c1, r0c2."""
     settings = {"layers": 3, "width": 4, "heads": 2, "context": 5, "classes": 7}
@@ -141,6 +153,22 @@ def mixed_gardens(slots: int, rows: int, names: tuple[str, ...] = BLUEPRINT_NAME
         for i in range(0, len(plants), slots)
     ]
     return [environments[i : i + rows] for i in range(0, len(environments), rows)]
+
+
+def gardens_of(host: Host, rows: int) -> list[Garden]:
+    """``every_plant`` that each slot accepts, dealt at random, with a tenth of the slots empty."""
+    columns = []
+    for slot in host.slots:
+        plants: list[Plant | None] = [*every_plant(tuple(BLUEPRINTS[k] for k in slot.kinds))]
+        plants += [None] * (len(plants) // 10)
+        random.Random(slot.name).shuffle(plants)
+        columns.append(itertools.cycle(plants))
+    count = -(-max(len(every_plant(names_of(host))) * 11 // 10, rows) // rows) * rows
+    environments = [
+        {s: plant for s, plant in enumerate(plants) if plant is not None}
+        for plants in itertools.islice(zip(*columns, strict=True), count)
+    ]
+    return [environments[i : i + rows] for i in range(0, count, rows)]
 
 
 def seed_state(garden: Garden, slots: int) -> SeedState:
@@ -286,7 +314,7 @@ def naive_environments(
             if plant.stage in IDLE_STAGES:
                 continue
             seed = NaiveSeed(
-                plant.blueprint, plant.style, slot, alphas[n, s].item(), plant.frozen
+                host, plant.blueprint, plant.style, slot, alphas[n, s].item(), plant.frozen
             ).to(F64)
             seed.load(slot, stack.seeds[s][n])
             seeds[slot.name] = seed

@@ -50,14 +50,14 @@ SPLITS = [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
 
 
 def policies(above_never: list[float], hosts: int = 12) -> list[list[Rung]]:
-    """Rungs of one policy for each of the gains, whose blind twins and copies are a point worse."""
+    """Rungs of one policy for each gain; its misled twins and copies are a point worse."""
     never = np.array(evaluation(hosts).rungs[0].utility)
     draws = np.random.default_rng(1).normal(0.0, 0.02, (len(above_never), hosts))
     return [
         [
             rung(f"{variant}, {way}", never + gain + noise - loss, variant == "policy")
             for way in ("greedy", "sampled")
-            for variant, loss in (("policy", 0.0), ("blind twin", 0.01), ("yoked copy", 0.01))
+            for variant, loss in (("policy", 0.0), ("misled twin", 0.01), ("yoked copy", 0.01))
         ]
         for gain, noise in zip(above_never, draws, strict=True)
     ]
@@ -117,12 +117,12 @@ def test_the_page_says_where_the_policy_stands(gains: list[float], wanted: str) 
     assert found.above_rule[0] == pytest.approx(found.gain[0] - 30.0, abs=1e-6)
     assert found.network == "static network of three times the size"
     assert found.above_network == pytest.approx(tuple(x - 5.0 for x in found.above_rule))
-    assert found.above_blind == pytest.approx((1.0, 1.0, 1.0))
+    assert found.above_misled == pytest.approx((1.0, 1.0, 1.0))
     assert found.validation_gain == pytest.approx(found.gain)
     assert found.by_controller == pytest.approx([100 * gain for gain in gains], abs=2.0)
     text = standing_text(found, len(gains))
     assert f"the policy is {wanted} the best rule (tree): {found.above_rule[0]:+.1f} [" in text
-    assert "above its blind twin (+1.0 [+1.0, +1.0])" in text
+    assert "above its misled twin (+1.0 [+1.0, +1.0])" in text
     assert f"(static network of three times the size): {found.above_network[0]:+.1f} [" in text
 
 

@@ -23,6 +23,7 @@ from esper.leyline.phases import Phase, phase
 from esper.leyline.run_files import LADDERS
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
+from esper.runtime.tasks import find_all
 from esper.scripts.flags import parse
 from esper.scripts.output import outlive_output
 from esper.scripts.play import play
@@ -32,7 +33,7 @@ from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 from esper.tamiyo.baselines import SEARCHES
 from esper_lab.capacity import ladder as capacity
 from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, PricedRung, encoded
-from esper_lab.hosts import SPLITS, evaluation_hosts
+from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder import usable_controls
 from esper_lab.ladder_steps import (
@@ -86,6 +87,8 @@ class EvaluateArguments:
     split_seed: int | None = setting(None, SEEDS)
     """Seed of the split into training, validation and test images of the fresh hosts, for tasks
     that draw it; by default 0 to 3 in turn. Rules are tuned on other splits."""
+    slots: tuple[str, ...] = ()
+    """Slots in which hosts grow, as in `esper train`; by default those of the policy's run."""
     out: Path | None = None
     """Directory of the result; by default evaluations/SUITE-POLICY."""
     work: Path | None = None
@@ -186,11 +189,17 @@ def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
     _load_plugins(options)
     threads = options.threads or os.cpu_count() or 1
     splits = SPLITS if options.split_seed is None else (options.split_seed,)
-    parts = evaluation_hosts(options.suite, options.training_hosts, options.hosts, threads, splits)
+    slots = options.slots
+    if is_run_directory(options.policy) and not slots:
+        slots = GrowingPolicy.named(options.policy).slots_for(
+            find_all([training_of(options.suite)])
+        )
+    counts = options.training_hosts, options.hosts
+    parts = evaluation_hosts(options.suite, *counts, threads, splits, slots)
     controls, why_not = None, None
     if not options.fresh:
-        sizes = options.training_hosts, options.hosts, options.random_plans
-        controls, why_not = usable_controls(options.suite, *sizes, splits)
+        sizes = *counts, options.random_plans
+        controls, why_not = usable_controls(options.suite, *sizes, splits, slots)
     play = partial(
         evaluated, options.policy, options.suite, parts, options.random_plans, options.members, work
     )

@@ -34,7 +34,12 @@ def training_of(suite: str) -> str:
 
 
 def evaluation_hosts(
-    suite: str, training: int, fresh: int, threads: int, splits: Sequence[int] = SPLITS
+    suite: str,
+    training: int,
+    fresh: int,
+    threads: int,
+    splits: Sequence[int] = SPLITS,
+    slots: Sequence[str] = (),
 ) -> list[Hosts]:
     """The hosts of an evaluation on a suite, see ``hosts_by_horizon``.
 
@@ -43,22 +48,25 @@ def evaluation_hosts(
 
     Args:
         suite: a suite, a family or a task.
-        training: number of training hosts.
-        fresh: number of fresh hosts.
-        threads: CPU threads.
-        splits: seeds of the splits of the fresh hosts' data, in turn.
+        training, fresh: numbers of hosts.
+        threads, splits, slots: see ``hosts_by_horizon``.
 
     Raises:
-        UsageError: there is no such suite, or too few of the hosts have one horizon.
+        UsageError: see ``hosts_by_horizon``.
     """
     held_out = held_out_of(suite) if suite in FAMILIES else None
     return hosts_by_horizon(
-        training_of(suite), held_out or suite, (training, fresh), splits, threads
+        training_of(suite), held_out or suite, (training, fresh), splits, threads, slots
     )
 
 
 def hosts_by_horizon(
-    training: str, fresh: str, counts: tuple[int, int], splits: Sequence[int], threads: int
+    training: str,
+    fresh: str,
+    counts: tuple[int, int],
+    splits: Sequence[int],
+    threads: int,
+    slots: Sequence[str] = (),
 ) -> list[Hosts]:
     """The hosts of an evaluation in parts of one horizon; the tasks of a suite in turn.
 
@@ -67,19 +75,18 @@ def hosts_by_horizon(
     that fresh hosts do not reach.
 
     Args:
-        training: suite of the training hosts.
-        fresh: suite of the fresh hosts.
+        training, fresh: suites of the training hosts and of the fresh hosts.
         counts: numbers of training hosts and of fresh hosts.
         splits: seeds of the splits of the fresh hosts' data, in turn, see ``Task.with_split``; the
             training hosts have as many other seeds. Without seeds the tasks stay as they are.
-        threads: CPU threads.
+        threads, slots: CPU threads, and see ``Task.with_slots``.
 
     Raises:
         UsageError: there is no such suite, or too few of the hosts have one horizon.
     """
     training_splits = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
-    training_tasks = _by_horizon(tasks_in_turn(find_all([training]), counts[0], training_splits))
-    tasks = find_all([fresh])
+    lessons, tasks = ([t.with_slots(slots) for t in find_all([name])] for name in (training, fresh))
+    training_tasks = _by_horizon(tasks_in_turn(lessons, counts[0], training_splits))
     training_hosts = _populations(training_tasks, TRAINING_HOSTS, threads)
     fresh_hosts = _populations(
         _by_horizon(tasks_in_turn(tasks, counts[1], splits)), FRESH_HOSTS, threads
@@ -89,7 +96,7 @@ def hosts_by_horizon(
         if len(population.tasks) == 1 < counts[1]:
             raise UsageError(
                 f"hosts: only one of {counts[1]} fresh hosts has the horizon of "
-                f"{population.tasks[0].name}, which leaves no host for its blind twin; "
+                f"{population.tasks[0].name}, which leaves no host for its misled twin; "
                 f"give at least {2 * len(tasks)}"
             )
         parts.append(

@@ -27,7 +27,7 @@ from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.plans import NEVER, library
 from esper_lab.play import Hosts, OnBatch, Outcome, Population, Rules, Stages, play, play_plans
 from esper_lab.shipped_controls import ShippedControls, difference_text, shipped_controls
-from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
+from esper_lab.without_looking import Recording, misled_twin, record, yoked_copy
 
 RULE = "rule"
 """Name of a policy that stands for the controls alone."""
@@ -37,16 +37,20 @@ ActorFactory = Callable[[GrowthEnv], Actor]
 
 
 def usable_controls(
-    suite: str, training: int, fresh: int, random_plans: int, splits: Sequence[int] = SPLITS
+    suite: str,
+    training: int,
+    fresh: int,
+    random_plans: int,
+    splits: Sequence[int] = SPLITS,
+    slots: Sequence[str] = (),
 ) -> tuple[ShippedControls | None, str | None]:
     """The controls that ship with Esper if they are those of an evaluation, or why they are not.
 
     Args:
         suite: name of the suite.
-        training: number of training hosts.
-        fresh: number of fresh hosts; the first of those that were shipped.
+        training, fresh: numbers of hosts; fresh ones are the first of those that were shipped.
         random_plans: number of random schedules in the library.
-        splits: seeds of the splits of the fresh hosts.
+        splits, slots: seeds of the splits of the fresh hosts, and the slots in which they grow.
 
     Returns:
         The controls, None if they must be played; a line that says why, None if none are shipped.
@@ -67,6 +71,8 @@ def usable_controls(
         why = "have no random schedules"
     elif tuple(splits) != SPLITS:
         why = f"have the splits {', '.join(map(str, SPLITS))}"
+    elif slots:
+        why = "grow in the slots of the tasks"
     return controls.usable(training, fresh, of_other_hosts, why)
 
 
@@ -177,7 +183,7 @@ def _tuned_on(parts: Sequence[Hosts]) -> int:
 def policy_rungs(
     grower: GrowingPolicy, population: Population, members: int, stages: Stages
 ) -> list[Rung]:
-    """The rungs of a policy; those of a learned one with its blind twin and its yoked copy.
+    """The rungs of a policy; those of a learned one with its misled twin and its yoked copy.
 
     A learned policy follows the rules of growth of its run. It is played greedily and, ``members``
     times per host, with sampled actions. The policy and its yoked copy, which repeats its actions,
@@ -215,7 +221,7 @@ def policy_rungs(
         recordings: list[Recording] = []
         pair = record(actor, recordings), yoked_copy(recordings)
         policy, copy = outcomes_of(f"{way} policy and yoked copy", pair)
-        (blind,) = outcomes_of(f"{way} blind twin", [blind_twin(actor)])
+        (twin,) = outcomes_of(f"{way} misled twin", [misled_twin(actor)])
         rungs.append(rung_of(f"policy, {way}", policy, policy=True))
-        rungs += [rung_of(f"blind twin, {way}", blind), rung_of(f"yoked copy, {way}", copy)]
+        rungs += [rung_of(f"misled twin, {way}", twin), rung_of(f"yoked copy, {way}", copy)]
     return rungs

@@ -212,7 +212,7 @@ def headroom_text(evaluation: Evaluation) -> str:
 OPPONENTS = {
     "rule": "the best rule",
     "training": "the best network that does not grow",
-    "blind": "its blind twin",
+    "misled": "its misled twin",
     "yoked": "its yoked copy",
 }
 """The opponents of a policy by the kind of their difference."""
@@ -230,7 +230,7 @@ def differences(evaluation: Evaluation) -> list[Difference]:
         names: dict[str, Sequence[str]] = {
             "rule": RULES,
             "training": WITHOUT_GROWING,
-            "blind": [f"blind twin, {way}"],
+            "misled": [f"misled twin, {way}"],
             "yoked": [f"yoked copy, {way}"],
         }
         for kind in OPPONENTS:
@@ -249,7 +249,7 @@ def differences_text(evaluation: Evaluation) -> str:
         way = name.partition(", ")[2]
         start = f"With {way} actions the" if way in ("greedy", "sampled") else "The"
         policy_rows = [one for one in rows if one.policy == name]
-        for subject, kinds in ((f"{start} policy", _BEST_OF), ("It", ("blind", "yoked"))):
+        for subject, kinds in ((f"{start} policy", _BEST_OF), ("It", ("misled", "yoked"))):
             parts = [_clause(one) for one in policy_rows if one.kind in kinds]
             if parts:
                 sentences.append(f"{subject} is {', and '.join(parts)} points.")

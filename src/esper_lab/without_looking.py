@@ -1,4 +1,4 @@
-"""Copies of a policy that cannot look at their host: a blind twin and a yoked copy.
+"""Copies of a policy that cannot look at their host: a misled twin and a yoked copy.
 
 A policy that looks at its host must be better than both. A policy that does not look is not. The
 yoked copy is the control of operant conditioning (Church, "Systematic effect of random error in the
@@ -35,7 +35,7 @@ _SCORES = [HOST_FEATURES.index(name) for name in SCORES]
 _SIGNALS = [SLOT_FEATURES.index(name) for name in (*SEED_SIGNALS, *EMPTY_SLOT_SIGNALS)]
 
 
-class BlindTwin:
+class MisledTwin:
     """A policy that sees the scores and the signals of seeds and empty slots of another host.
 
     It sees its own size, price, time, stages and legal actions. With strict gates the legal actions
@@ -107,9 +107,9 @@ class YokedCopy:
         return without_learning(self.actions[step][self.donors])
 
 
-def blind_twin(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Actor]:
-    """The blind twin of the policy that ``actor`` makes, see ``donors_of``."""
-    return lambda env: BlindTwin(actor(env), donors_of(env))
+def misled_twin(actor: Callable[[GrowthEnv], Actor]) -> Callable[[GrowthEnv], Actor]:
+    """The misled twin of the policy that ``actor`` makes, see ``donors_of``."""
+    return lambda env: MisledTwin(actor(env), donors_of(env))
 
 
 def record(
@@ -150,7 +150,7 @@ def donors_of(env: GrowthEnv) -> Tensor:
     tasks = env.assignment[::members]
     hosts = len(tasks)
     if hosts < 2:
-        raise ValueError("a blind or yoked policy needs at least two hosts per batch")
+        raise ValueError("a misled or yoked policy needs at least two hosts per batch")
     task_changes = [int((tasks != tasks.roll(-shift)).sum()) for shift in range(1, hosts)]
     shift = 1 + task_changes.index(max(task_changes))
     rows = torch.arange(len(env.assignment), device=env.assignment.device)

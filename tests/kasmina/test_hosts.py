@@ -41,10 +41,36 @@ def test_transformer_parameter_count_matches_the_formula():
 def test_cnn_slots_have_the_size_of_their_activations():
     host = CnnHost((4, 8, 8), 10, (9, 14, 1), pools=2)
     assert [(slot.name, slot.channels, slot.size) for slot in host.all_slots] == [
-        ("r0c0", 4, (9, 14)), ("r1c0", 4, (4, 7)),
-        ("r0c1", 8, (4, 7)), ("r1c1", 8, (2, 3)),
-        ("r0c2", 8, (2, 3)),
+        ("r0c0", 4, (9, 14)), ("r1c0", 4, (4, 7)), ("wide0", 8, (4, 7)),
+        ("r0c1", 8, (4, 7)), ("r1c1", 8, (2, 3)), ("wide1", 8, (2, 3)),
+        ("r0c2", 8, (2, 3)), ("wide2", 10, (1, 1)),
     ]  # fmt: skip
+    assert [slot.name for slot in host.slots] == ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2"]
+
+
+def test_slots_that_span_a_layer_accept_its_units_alone():
+    cnn, mlp = small_host(slot_names=("wide0", "wide1")), small_mlp(slot_names=("wide1",))
+    assert [[BLUEPRINTS[kind] for kind in slot.kinds] for slot in (*cnn.slots, *mlp.slots)] == [
+        ["conv_small", "conv_heavy"], ["conv_small", "conv_heavy"], ["mlp_small", "mlp"],
+    ]  # fmt: skip
+    assert [slot.name for slot in small_host(seeds=("norm", "conv_heavy")).all_slots] == [
+        "r0c0", "r1c0", "wide0", "r0c1", "wide1",
+    ]  # fmt: skip
+    assert [slot.name for slot in small_host(seeds=("norm",)).all_slots] == ["r0c0", "r1c0", "r0c1"]
+
+
+def test_units_of_a_spanned_layer_double_or_quadruple_its_parameters():
+    """As many as a host of that width has more, but for BatchNorm's, which they do not have."""
+    for blueprint, factor in (("mlp_small", 2), ("mlp", 4)):
+        wide = small_mlp(widths=(7, 5 * factor, 3)).parameter_count - small_mlp().parameter_count
+        slot = small_mlp(slot_names=("wide1",)).slots[0]
+        units = 5 * (factor - 1)
+        assert slot.layouts[BLUEPRINTS.index(blueprint)].size == wide - units
+    for blueprint, factor in (("conv_small", 2), ("conv_heavy", 4)):
+        more = small_host(channels=(3 * factor, 5)).parameter_count
+        slot = small_host(slot_names=("wide0",)).slots[0]
+        size = slot.layouts[BLUEPRINTS.index(blueprint)].size
+        assert size == more - small_host().parameter_count
 
 
 @pytest.mark.parametrize(
@@ -116,8 +142,11 @@ def test_mlp_uses_only_the_named_slots():
 def test_slots_are_resolved_by_name_and_by_position():
     host = small_mlp()
     assert resolve_slots(host, ("early", "mid", "late", "r0c1")) == ("r0c0", "r0c1", "r0c2", "r0c1")
+    assert resolve_slots(host, ("late", "wide")) == ("r0c2", "wide0", "wide1", "wide2")
     with pytest.raises(UsageError, match="slots: the host has no slot 'r1c0'"):
         resolve_slots(host, ("r1c0",))
+    with pytest.raises(UsageError, match=r"no slot 'wide'; choose from .* or early, mid, late$"):
+        resolve_slots(small_gpt(), ("wide",))
 
 
 @pytest.mark.parametrize(

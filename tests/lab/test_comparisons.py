@@ -22,10 +22,10 @@ LEVELS = {
     "best plan per task": 0.95,
     "clairvoyant per host": 0.99,
     "policy, greedy": 0.56,
-    "blind twin, greedy": 0.56,
+    "misled twin, greedy": 0.56,
     "yoked copy, greedy": 0.50,
     "policy, sampled": 0.60,
-    "blind twin, sampled": 0.50,
+    "misled twin, sampled": 0.50,
     "yoked copy, sampled": 0.65,
 }
 """Mean utility; hosts differ much, and rungs on one host little."""
@@ -47,11 +47,11 @@ NAMED = {one.name: np.array(one.utility) for one in FOUND.rungs}
 EXPECTED = [
     ("policy, greedy", "rule", "forest", "neither above nor below"),
     ("policy, greedy", "training", "full tuning", "below"),
-    ("policy, greedy", "blind", "blind twin, greedy", "neither above nor below"),
+    ("policy, greedy", "misled", "misled twin, greedy", "neither above nor below"),
     ("policy, greedy", "yoked", "yoked copy, greedy", "above"),
     ("policy, sampled", "rule", "forest", "above"),
     ("policy, sampled", "training", "full tuning", "below"),
-    ("policy, sampled", "blind", "blind twin, sampled", "above"),
+    ("policy, sampled", "misled", "misled twin, sampled", "above"),
     ("policy, sampled", "yoked", "yoked copy, sampled", "below"),
 ]
 
@@ -82,7 +82,7 @@ def test_every_way_of_acting_has_its_sentences_and_they_say_what_the_numbers_say
 
     assert text.endswith(
         f"is above the best rule (forest), {shown(first)}, and below the best network that does "
-        f"not grow (full tuning), {shown(second)} points. It is above its blind twin, "
+        f"not grow (full tuning), {shown(second)} points. It is above its misled twin, "
         f"{shown(third)}, and below its yoked copy, {shown(fourth)} points."
     )
 

@@ -18,6 +18,7 @@ from esper.runtime.tasks import Family, Task, add_family
 from esper.scripts import progress_lines
 from esper.scripts.entry import run_guarded
 from esper.scripts.main import esper
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper_lab import baselines, controls, ladder, play, rules, shipped_controls
 from esper_lab import evaluate as command
 from esper_lab.baselines import FINE_TUNING
@@ -34,6 +35,7 @@ from esper_lab.evaluation import (
 from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder_steps import OPPONENTS, budget_text, differences, differences_text, front
 from esper_lab.plans import NEVER, library
+from small_runs import SMALL as SHORT
 from tiny_population import LARGE, evaluation_of, tiny, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
@@ -142,7 +144,7 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
     seeds: list[tuple[int, ...]] = []
 
     def hosts(*arguments: tuple[int, ...]) -> None:
-        seeds.append(arguments[-1])
+        seeds.append(arguments[-2])
         raise UsageError("enough")
 
     monkeypatch.setattr(command, "evaluation_hosts", hosts)
@@ -150,6 +152,25 @@ def test_the_split_seed_of_the_command_replaces_the_default_splits(monkeypatch) 
         with pytest.raises(UsageError, match="enough"):
             evaluate(["--policy", "rule", "--suite", "digits", *more])
     assert seeds == [SPLITS, (6,)]
+
+
+def test_hosts_grow_in_the_slots_of_the_command_or_of_the_run(tmp_path: Path, monkeypatch) -> None:
+    place = {"rounds": 1, "telemetry_dir": str(tmp_path), "slots": ("wide",)}
+    run = train_ppo_vectorized(**SHORT | place | {"envs": 8, "episode_length": 6}).path
+    slots = []
+
+    def played(policy: str, suite: str, parts: list, *arguments: object, **more: object) -> None:
+        assert more["controls"] is None
+        slots.append({task.host.slot_names for part in parts for task in part.fresh.tasks})
+        slots.append({task.host.slot_names for part in parts for task in part.training.tasks})
+        raise UsageError("enough")
+
+    monkeypatch.setattr(command, "evaluated", played)
+    for flags in ([], ["--slots", "r0c0"]):
+        with pytest.raises(UsageError, match="enough"):
+            evaluate(["--policy", str(run), "--suite", "digits_shift", *flags])
+    wide = {("wide0", "wide1")}
+    assert slots == [wide, wide, {("r0c0",)}, {("r0c0",)}]
 
 
 @pytest.mark.parametrize(
@@ -217,8 +238,11 @@ def test_shipped_controls_are_not_played(capsys, monkeypatch) -> None:
 
 
 def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
-    def why_not(training: int = 20, fresh: int = 4, random_plans: int = 0) -> str:
-        found, line = ladder.usable_controls("tiny", training, fresh, random_plans)
+    def why_not(
+        training: int = 20, fresh: int = 4, random_plans: int = 0, slots: tuple[str, ...] = ()
+    ) -> str:
+        sizes = training, fresh, random_plans
+        found, line = ladder.usable_controls("tiny", *sizes, slots=slots)
         assert found is None
         return line or "there are none"
 
@@ -230,6 +254,7 @@ def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
     assert why_not(training=21) == start + "were tuned on 20 hosts."
     assert why_not(fresh=5) == start + "are of 4 hosts."
     assert why_not(random_plans=1) == start + "have no random schedules."
+    assert why_not(slots=("wide",)) == start + "grow in the slots of the tasks."
     for module, name, value in (
         (ladder, "library", lambda random=0: PLANS[:2]),
         (rules, "TREES", 6),

@@ -23,7 +23,7 @@ from esper_lab.hosts import FRESH_HOSTS
 from esper_lab.ladder import evaluate, policy_rungs
 from esper_lab.plans import NEVER, library
 from esper_lab.play import Hosts, Outcome, Population, Rules, Stages, load_or_make, play
-from esper_lab.without_looking import Recording, blind_twin, record, yoked_copy
+from esper_lab.without_looking import Recording, misled_twin, record, yoked_copy
 from tiny_population import LARGE, hosts, looking, trained_run
 
 PLANS = NEVER, next(plan for plan in library() if plan.at_once and plan.seeds[0].size > 0.0), LARGE
@@ -193,7 +193,7 @@ def rungs_of(grower: GrowingPolicy, work: Path, calls: Calls | None = None) -> l
     return policy_rungs(grower, FRESH, 2, Stages(work, lambda *batch: told.append(batch)))
 
 
-def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(run: Path, work: Path):
+def test_a_learned_policy_stands_with_its_misled_twin_and_yoked_copy(run: Path, work: Path):
     calls: Calls = []
     grower = GrowingPolicy.named(str(run))
     assert (grower.learned, grower.episodes) == (True, 2 * 4)
@@ -201,7 +201,7 @@ def test_a_learned_policy_stands_with_its_blind_twin_and_yoked_copy(run: Path, w
     assert [(rung.name, rung.policy) for rung in rungs] == [
         (f"{kind}, {way}", kind == "policy")
         for way in ("greedy", "sampled")
-        for kind in ("policy", "blind twin", "yoked copy")
+        for kind in ("policy", "misled twin", "yoked copy")
     ]
     for stage in {stage for stage, _, _ in calls}:
         totals = {total for s, _, total in calls if s == stage}
@@ -219,7 +219,7 @@ def test_each_rung_is_what_its_player_scores(run: Path, tmp_path: Path, monkeypa
     recordings: list[Recording] = []
     players: dict[str, Callable[[GrowthEnv], Actor]] = {
         "policy": record(looking, recordings),
-        "blind twin": blind_twin(looking),
+        "misled twin": misled_twin(looking),
         "yoked copy": yoked_copy(recordings),
     }
     means = []

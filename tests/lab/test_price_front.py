@@ -25,7 +25,7 @@ LEVELS = {
     "forest": (0.7, 300.0),
     "clairvoyant per host": (0.9, 200.0),
     "policy, greedy": (0.6, 40.0),
-    "blind twin, greedy": (0.6, 40.0),
+    "misled twin, greedy": (0.6, 40.0),
     "policy, sampled": (0.65, 20.0),
 }
 SHOWN = ("never grow", "forest", "clairvoyant per host", "policy, greedy", "policy, sampled")

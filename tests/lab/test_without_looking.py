@@ -1,4 +1,4 @@
-"""A policy that looks beats its blind twin and its yoked copy; one that does not look does not."""
+"""A policy that looks beats its misled twin and its yoked copy; one that does not look does not."""
 
 from dataclasses import replace
 
@@ -18,11 +18,11 @@ from esper.tamiyo.random_actor import RandomActor
 from esper_lab.play import Outcome, play
 from esper_lab.without_looking import (
     SCORES,
-    BlindTwin,
+    MisledTwin,
     Recording,
     YokedCopy,
-    blind_twin,
     donors_of,
+    misled_twin,
     record,
     yoked_copy,
 )
@@ -36,16 +36,16 @@ def worth(outcome: Outcome) -> float:
     return float(outcome.test_utility.mean())
 
 
-def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
+def test_a_policy_that_looks_beats_its_misled_twin_and_its_yoked_copy():
     recordings: list[Recording] = []
     policy = play(HOSTS, record(looking, recordings), 1)
-    blind, copy = (play(HOSTS, made, 1) for made in (blind_twin(looking), yoked_copy(recordings)))
-    assert worth(policy) > worth(blind) + 0.1
+    misled, copy = (play(HOSTS, made, 1) for made in (misled_twin(looking), yoked_copy(recordings)))
+    assert worth(policy) > worth(misled) + 0.1
     assert worth(policy) > worth(copy) + 0.1
     # Both act as often as the policy, but on the wrong hosts.
     grown = policy.added[:, 0] > 0
     assert grown.tolist() == [False, True] * 3
-    for outcome in (blind, copy):
+    for outcome in (misled, copy):
         assert ((outcome.added[:, 0] > 0) == ~grown).all()
     assert worth(policy) > max(worth(play(HOSTS, growing, 1)), 0.0)
 
@@ -53,8 +53,8 @@ def test_a_policy_that_looks_beats_its_blind_twin_and_its_yoked_copy():
 def test_a_policy_that_does_not_look_equals_both():
     recordings: list[Recording] = []
     policy = play(HOSTS, record(growing, recordings), 1)
-    blind, copy = (play(HOSTS, made, 1) for made in (blind_twin(growing), yoked_copy(recordings)))
-    assert (blind.test_utility == policy.test_utility).all()
+    misled, copy = (play(HOSTS, made, 1) for made in (misled_twin(growing), yoked_copy(recordings)))
+    assert (misled.test_utility == policy.test_utility).all()
     # On some processors a gate opens later than on the host of the recording, too late for a copy.
     legal = copy.added == policy.added
     assert legal.sum() >= len(legal) - 1
@@ -84,13 +84,13 @@ class Watching:
         return torch.full((count, 8), step), torch.zeros(count), torch.zeros(count)
 
 
-def test_a_blind_twin_sees_scores_and_signals_of_the_donor_and_the_rest_of_its_own():
+def test_a_misled_twin_sees_scores_and_signals_of_the_donor_and_the_rest_of_its_own():
     own, donors = random_observation((3,), 2, 0), torch.tensor([2, 0, 1])
     before = replace(own, host=own.host.clone(), slots=own.slots.clone())
     watching = Watching()
-    blind = BlindTwin(watching, donors)
-    blind.begin(torch.arange(3), 4)
-    blind.act(own, 1)
+    misled = MisledTwin(watching, donors)
+    misled.begin(torch.arange(3), 4)
+    misled.act(own, 1)
     assert watching.began == ([0, 1, 2], 4)
     for i, name in enumerate(HOST_FEATURES):
         source = before.host[donors] if name in SCORES else before.host
@@ -141,4 +141,4 @@ def test_a_donor_is_another_host_and_of_another_task_where_there_is_one(assignme
 
 def test_a_single_host_has_no_donor():
     with pytest.raises(ValueError, match="at least two hosts"):
-        play(replace(HOSTS, tasks=TASKS[:1]), blind_twin(growing), 1)
+        play(replace(HOSTS, tasks=TASKS[:1]), misled_twin(growing), 1)

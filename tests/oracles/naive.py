@@ -111,6 +111,52 @@ class Perceptron(nn.Module):
         return f[:, :, None, None]
 
 
+class NewChannels(nn.Module):
+    """Channels for a convolution, on their way to what the next layer computes."""
+
+    def __init__(self, host: CnnHost, block: int, factor: int):
+        super().__init__()
+        inputs, units, outputs = (host.image[2], *host.channels, host.classes)[block : block + 3]
+        last, added = block + 1 == len(host.channels), factor * units
+        self.pools, self.last = block < host.pools, last
+        self.widen = conv(inputs, added, host.kernel)
+        self.norm = group_norm(added)
+        self.narrow = conv(added, outputs, 1 if last else host.kernel)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = F.relu(self.norm(self.widen(x)))
+        if self.pools:
+            wide = F.max_pool2d(wide, 2)
+        if self.last:
+            wide = wide.mean((2, 3), keepdim=True)
+        return self.narrow(wide)
+
+
+class NewUnits(nn.Module):
+    """Units for a linear map, on their way to what the next one computes."""
+
+    def __init__(self, host: MlpHost, block: int, factor: int):
+        super().__init__()
+        pixels = host.image[0] * host.image[1] * host.image[2]
+        inputs, units, outputs = (pixels, *host.widths, host.classes)[block : block + 3]
+        self.widen = nn.Linear(inputs, factor * units)
+        self.narrow = nn.Linear(factor * units, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(F.relu(self.widen(x.flatten(1))))[:, :, None, None]
+
+
+NEW_CHANNELS = {"conv_small": 1, "conv_heavy": 3}
+NEW_UNITS = {"mlp_small": 1, "mlp": 3}
+
+
+def new_units(host: Host, block: int, blueprint: str) -> nn.Module:
+    """The branch of a seed in the slot that spans the layer of ``block``."""
+    if isinstance(host, MlpHost):
+        return NewUnits(host, block, NEW_UNITS[blueprint])
+    return NewChannels(host, block, NEW_CHANNELS[blueprint])
+
+
 class Gate(nn.Module):
     """A gate in (0, 1) for each image."""
 
@@ -228,26 +274,31 @@ FAMILIES = {"conv": CONV_BRANCHES, "mlp": MLP_BRANCHES, "sequence": SEQUENCE_BRA
 class NaiveSeed(nn.Module):
     """A branch, its gate if the style has one, and its combination with the activation."""
 
-    def __init__(self, blueprint: str, style: Style, slot: SlotSpec, alpha: float, frozen: bool):
+    def __init__(
+        self, host: Host, blueprint: str, style: Style, slot: SlotSpec, alpha: float, frozen: bool
+    ):
         super().__init__()
-        self.branch = FAMILIES[slot.family][blueprint](slot.channels)
+        if slot.name.startswith("wide"):
+            self.branch = new_units(host, int(slot.name.removeprefix("wide")), blueprint)
+        else:
+            self.branch = FAMILIES[slot.family][blueprint](slot.channels)
         gate = SequenceGate if slot.family == "sequence" else Gate
         self.gate = gate(slot.channels) if style is Style.GATED_GATE else None
         self.blueprint, self.style, self.alpha, self.frozen = blueprint, style, alpha, frozen
 
-    def contribution(self, x: Tensor) -> Tensor:
-        """The term added to ``x`` at alpha 1."""
-        f = self.branch(x)
+    def contribution(self, x: Tensor, source: Tensor | None = None) -> Tensor:
+        """The term added to ``x`` at alpha 1, of a branch that reads ``source`` or else ``x``."""
+        f = self.branch(x if source is None else source)
         if self.style is Style.LINEAR_MULTIPLY:
             return x * torch.tanh(f)
         return f if self.gate is None else self.gate(x) * f
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
         if self.alpha == 0.0:
             # Straight-through: the value is x, the branch gets the gradient of an addition.
-            branch = self.contribution(x.detach())
+            branch = self.contribution(x.detach(), None if source is None else source.detach())
             return x + (branch - branch.detach())
-        return x + self.alpha * self.contribution(x)
+        return x + self.alpha * self.contribution(x, source)
 
     def named(self) -> dict[str, nn.Parameter]:
         """Parameters by their names in the layouts of the store."""
@@ -299,8 +350,12 @@ class NaiveCnn(NaiveHost):
         self.head = nn.Linear(inputs, spec.classes)
 
     def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
+        sources = {}
         for block in range(self.blocks):
+            sources[block] = x
             x = getattr(self, f"conv{block}")(x)
+            if f"wide{block - 1}" in seeds:
+                x = seeds[f"wide{block - 1}"](x, sources[block - 1])
             x = F.relu(getattr(self, f"norm{block}")(x))
             if f"r0c{block}" in seeds:
                 x = seeds[f"r0c{block}"](x)
@@ -308,7 +363,7 @@ class NaiveCnn(NaiveHost):
                 x = F.max_pool2d(x, 2)
                 if f"r1c{block}" in seeds:
                     x = seeds[f"r1c{block}"](x)
-        return self.head(x.mean((2, 3)))
+        return _with_last_units(self.head(x.mean((2, 3))), sources, seeds)
 
 
 class NaiveMlp(NaiveHost):
@@ -327,12 +382,26 @@ class NaiveMlp(NaiveHost):
 
     def forward(self, x: Tensor, seeds: dict[str, NaiveSeed]) -> Tensor:
         x = x.permute(0, 2, 3, 1).flatten(1)
+        sources = {}
         for block in range(self.blocks):
+            sources[block] = x
             x = getattr(self, f"linear{block}")(x)
+            if f"wide{block - 1}" in seeds:
+                seed = seeds[f"wide{block - 1}"]
+                x = seed(x[:, :, None, None], sources[block - 1])[:, :, 0, 0]
             x = F.relu(getattr(self, f"norm{block}")(x))
             if f"r0c{block}" in seeds:
                 x = seeds[f"r0c{block}"](x[:, :, None, None])[:, :, 0, 0]
-        return self.head(x)
+        return _with_last_units(self.head(x), sources, seeds)
+
+
+def _with_last_units(
+    logits: Tensor, sources: dict[int, Tensor], seeds: dict[str, NaiveSeed]
+) -> Tensor:
+    last = max(sources)
+    if f"wide{last}" not in seeds:
+        return logits
+    return seeds[f"wide{last}"](logits[:, :, None, None], sources[last])[:, :, 0, 0]
 
 
 class NaiveGpt(NaiveHost):

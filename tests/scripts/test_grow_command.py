@@ -98,6 +98,33 @@ def test_the_rule_plants_in_every_slot_of_a_task(tmp_path: Path, capsys) -> None
     assert re.search(r"r0c1: \w+ germinates, LINEAR_ADD", text)
 
 
+def test_layers_become_wider_in_the_slots_of_the_command_or_of_the_run(
+    short, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    out = ["--out", str(tmp_path / "m.pt2")]
+    assert grow(["--policy", "rule", *short, "--slots", "wide", *out]) == 0
+    text = capsys.readouterr().out
+    assert set(re.findall(r"(\w+): conv_small germinates", text)) == {"wide0", "wide1"}
+    assert re.search(r"r0c\d: ", text) is None
+    place = {"rounds": 1, "telemetry_dir": str(tmp_path), "slots": ("wide1", "late")}
+    world = {"task": "short", "envs": 8, "episode_length": 6}
+    run = train_ppo_vectorized(**SMALL | place | world).path
+    chosen: list[tuple[str, ...]] = []
+
+    def stop(policy: GrowingPolicy, task: Task, *arguments: object) -> None:
+        chosen.append(task.host.slot_names)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(grow_task, "grow_on_task", stop)
+    other_task = [*short[:3], "digits_narrow"]
+    for words in (short, [*short, "--slots", "r0c0"], other_task):
+        assert run_guarded(grow, ["--policy", str(run), *words, *out]) == 2
+    assert chosen.pop() == ()
+    assert [set(names) for names in chosen] == [{"wide1", "r0c1"}, {"r0c0"}]
+    refused = run_guarded(grow, ["--policy", "rule", *short, "--slots", "width", *out])
+    assert (refused, "slots: the host has no slot 'width'" in capsys.readouterr().err) == (2, True)
+
+
 def test_the_never_policy_leaves_the_host_equal_to_its_twin(short, tmp_path: Path, capsys) -> None:
     assert grow(["--policy", "never", *short, "--out", str(tmp_path / "m.pt2")]) == 0
     text = capsys.readouterr().out

@@ -39,7 +39,7 @@ def policy(way: float, rule: list[float]) -> dict[str, Any]:
         "validation_gain": [way + 2, way, way + 4],
         "rule": "forest",
         "above_rule": rule,
-        "above_blind": [0.2, -0.5, 0.9],
+        "above_misled": [0.2, -0.5, 0.9],
         "above_yoked": [0.1, -0.6, 0.8],
         "network": "static network of three times the size",
         "above_network": [rule[0] - 5.0, rule[1] - 5.0, rule[2] - 5.0],
@@ -180,7 +180,7 @@ def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
         "times the size*), by -3.0 [-4.5, -1.5].",
     ):
         assert words in text
-    assert text.count("neither above nor below its blind twin, by +0.2 [-0.5, +0.9]") == 2
+    assert text.count("neither above nor below its misled twin, by +0.2 [-0.5, +0.9]") == 2
     rows = TEXTS["results"](tmp_path).splitlines()[2:]
     assert [row.split(" | ")[1:] for row in rows] == [
         ["best rule (*forest*)", "**-4.0 [-5.0, -3.0]** |"],

@@ -357,10 +357,12 @@ def test_environments_and_twins_meet_the_shift_and_score_like_a_shifted_network(
     statistics = HOST.buffers.views(stack.buffers[:1, back])
     x = HOST.enter(data.validation_images.to(F64)[:, :, :, None])
     places = [kind for kind, _ in HOST.program]
-    assert set(places) <= {"input", "block", "slot", "pool", "head"}
+    assert set(places) <= {"input", "block", "norm", "slot", "pool", "head"}
     for kind, number in HOST.program:
         if kind == "block":
             x = HOST.block(views, statistics, number, x, training=False)
+        elif kind == "norm":
+            x = HOST.norm(views, statistics, number, x, training=False)
             x = x[..., order] if number == 1 else x
         elif kind == "pool":
             x = F.max_pool2d(x[:, :, :, 0].permute(0, 3, 1, 2), 2).permute(0, 2, 3, 1)[

@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,9 @@ from esper.tolaria.precision import Precision
 from residual_hosts import gardens, random_numbers, residual_host
 from support import (
     F64,
+    SPANNED,
     Plant,
+    gardens_of,
     naive_environments,
     names_of,
     optimisation,
@@ -60,6 +63,9 @@ assert "esper" not in sys.modules
 """
 
 
+PLAIN_HOSTS = small_host(), small_mlp(), small_gpt()
+
+
 def every_fossil(host: Host) -> list[dict[int, Plant]]:
     """Each blueprint in each style, with other seeds in the next slots; one slot stays empty."""
     names = names_of(host)
@@ -81,13 +87,28 @@ def plain(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 3, 1, 2).contiguous()
 
 
-@pytest.mark.parametrize(
-    "host", [small_host(), small_mlp(), small_gpt()], ids=["cnn", "mlp", "gpt"]
-)
-def test_every_blueprint_and_style_matches_oracle_and_engine(host: Host) -> None:
-    garden = every_fossil(host)
-    stack, state = random_stack(host, len(garden)), seed_state(garden, 3)
-    naive = naive_environments(host, stack, garden, optimisation(len(garden), 3))
+def fossils_of(host: Host) -> list[dict[int, Plant]]:
+    """Every blueprint and style of a host whose slots differ, fossilised."""
+    return [
+        {s: replace(p, stage=Stage.FOSSILISED, frozen=False) for s, p in plants.items() if p.alpha}
+        for garden in gardens_of(host, 60)
+        for plants in garden
+    ]
+
+
+GARDENS = {
+    **{host.summary.split()[0]: (host, every_fossil(host)) for host in PLAIN_HOSTS},
+    **{f"wide {number}": (host, fossils_of(host)) for number, host in enumerate(SPANNED)},
+}
+
+
+@pytest.mark.parametrize(("host", "garden"), GARDENS.values(), ids=GARDENS)
+def test_every_blueprint_and_style_matches_oracle_and_engine(
+    host: Host, garden: list[dict[int, Plant]]
+) -> None:
+    slots = len(host.slots)
+    stack, state = random_stack(host, len(garden)), seed_state(garden, slots)
+    naive = naive_environments(host, stack, garden, optimisation(len(garden), slots))
     images = images_of(host, 7)
     engine = torch_backend(host, Precision("cpu")).logits(stack, committed_seeds(state), images)
     for row, environment in enumerate(naive):
@@ -131,6 +152,7 @@ def test_seeds_that_are_not_fossilised_are_not_exported(stage: Stage) -> None:
 HOSTS = {
     "cnn": (small_host(), {0: Plant("conv_heavy"), 2: Plant("attention", Style.GATED_GATE)}),
     "mlp": (small_mlp(), {0: Plant("mlp", Style.LINEAR_MULTIPLY), 1: Plant("mlp_small")}),
+    "wide": (SPANNED[0], {2: Plant("conv_heavy"), 4: Plant("conv_small", Style.GATED_GATE)}),
     "gpt": (small_gpt(), {0: Plant("attention", Style.GATED_GATE), 2: Plant("norm")}),
     "module": (residual_host(), {0: Plant("bottleneck"), 3: Plant("mlp", Style.GATED_GATE)}),
 }

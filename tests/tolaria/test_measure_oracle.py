@@ -14,10 +14,12 @@ from esper.tolaria.results import Scores
 from support import (
     F64,
     MLP_NAMES,
+    SPANNED,
     Garden,
     Plant,
     assert_same,
     bank_of,
+    gardens_of,
     mixed_gardens,
     naive_environments,
     planted,
@@ -67,6 +69,7 @@ BARE: Garden = [{}, {}, {}]
 CASES = [
     *((HOST, garden) for garden in mixed_gardens(slots=3, rows=16)),
     *((MLP, garden) for garden in [*mixed_gardens(3, 18, MLP_NAMES), BARE, [{}]]),
+    *((host, garden) for host in SPANNED for garden in gardens_of(host, 31)),
     *((small_host(kernel=kernel, pools=p), BARE) for kernel in (1, 3) for p in (0, 1, 2)),
 ]
 

@@ -32,6 +32,7 @@ from support import (
     CPU,
     F64,
     LIVES,
+    SPANNED,
     Garden,
     Plant,
     backend_of,
@@ -65,14 +66,14 @@ class Probe(nn.Module):
         super().__init__()
         self.seed, self.newborn, self.rows = seed, newborn, rows
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
         self.x = x.detach()
         # One operation, so that the gradient is the slot's own.
         self.y = 1.0 * (x if self.seed is None else self.seed(x))
         self.y.retain_grad()
         if self.newborn is None:
             return self.y
-        branch = self.newborn(self.x)
+        branch = self.newborn(self.x if source is None else source.detach())
         branch = branch * counted(x.shape[2], self.rows)[:, None]
         branch = branch * counted(len(x), slice(measured_images(len(x))))[:, None, None, None]
         return self.y + (branch - branch.detach())
@@ -90,7 +91,7 @@ class Hidden(nn.Module):
 
     def __init__(self, slot: SlotSpec):
         super().__init__()
-        self.slot, self.weights = slot, reference_weights(slot.family, slot.channels)
+        self.slot, self.weights = slot, reference_weights(slot)
         self.last = nn.Parameter(torch.zeros(slot.channels, HIDDEN_UNITS, dtype=F64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -123,8 +124,28 @@ def evenly_attending(channels: int) -> nn.Module:
     return module
 
 
-def newborn(slot: SlotSpec, layer: LastLayer) -> tuple[nn.Module, Callable]:
+def units_of(host: Host, slot: SlotSpec) -> nn.Module:
+    """New units with the reference weights, for the layer that the slot spans."""
+    name = "conv_small" if slot.family == "conv" else "mlp_small"
+    module, weights = naive.new_units(host, slot.span.block, name), reference_weights(slot)
+    if slot.family == "conv":
+        kernel = module.narrow.kernel_size[0]
+        module.widen = naive.conv(weights.shape[1], HIDDEN_UNITS, weights.shape[2])
+        module.norm = naive.group_norm(HIDDEN_UNITS)
+        module.narrow = naive.conv(HIDDEN_UNITS, slot.channels, kernel)
+    else:
+        module.widen = nn.Linear(weights.shape[1], HIDDEN_UNITS, bias=False)
+        module.narrow = nn.Linear(HIDDEN_UNITS, slot.channels, bias=False)
+    module = module.to(F64)
+    with torch.no_grad():
+        module.widen.weight.copy_(weights.view_as(module.widen.weight))
+    return module
+
+
+def newborn(host: Host, slot: SlotSpec, layer: LastLayer) -> tuple[nn.Module, Callable]:
     """A newborn seed with such a last layer, and the last layer's parameter."""
+    if slot.span is not None:
+        return units_of(host, slot), lambda m: m.narrow.weight
     if layer is LastLayer.HIDDEN:
         return Hidden(slot), lambda m: m.last
     if layer is LastLayer.LINEAR:
@@ -152,12 +173,12 @@ def expected_measures(
             if slot.name in environment.seeds:
                 continue
             for layer in slot.last_layers:
-                module, last_of = newborn(slot, layer)
+                module, last_of = newborn(host, slot, layer)
                 last = last_of(module.to(F64))
                 with torch.no_grad():
                     last.zero_()
                 # The sums of vectors and numbers include every row.
-                every = layer in (LastLayer.SCALE, LastLayer.NORM)
+                every = layer in (LastLayer.SCALE, LastLayer.NORM) or slot.span is not None
                 rows = slice(None) if every else chosen_rows(slot.size[0])
                 seeds = dict(environment.seeds)
                 probe = seeds[slot.name] = Probe(None, module, rows)
@@ -203,6 +224,8 @@ for _block in range(3):
     FEEDING[type(small_mlp()), f"r0c{_block}"] = (f"linear{_block}.", f"norm{_block}.")
     names = f"attention{_block + 1}.", f"perceptron{_block + 1}."
     FEEDING[TransformerHost, f"r0c{_block}"] = names
+    for _layer, _host in (("conv", CnnHost), ("linear", type(small_mlp()))):
+        FEEDING[_host, f"wide{_block}"] = (f"{_layer}{_block}.", f"norm{_block}.")
 
 
 def measured(backend: Backend, host: Host, stack, garden: Garden, batches: Batches) -> Tensor:
@@ -253,6 +276,17 @@ def test_built_in_hosts_match_newborn_modules(name: str, backend: str) -> None:
     for n, plants in enumerate(garden):
         for s in range(len(host.slots)):
             assert bool(found[n, s].isnan().all()) is (s in plants)
+
+
+@pytest.mark.parametrize("host", SPANNED, ids=lambda host: f"{host.summary} {host.slot_names}")
+def test_spanned_layers_match_newborn_units(host: Host, backend: str) -> None:
+    slots = [slot.name for slot in host.slots]
+    names = ("mlp", "mlp_small") if host.slots[0].family == "mlp" else ("conv_heavy", "conv_small")
+    acting, learning = Plant(names[0], **LIVES["blending"]), Plant(names[1], **LIVES["training"])
+    garden = [{}, {0: acting}, {len(slots) - 1: learning}]
+    found = compared(host, random_stack(host, 3), garden, 7)
+    alone = found[0, slots.index("wide0"), 4:]
+    assert alone.isfinite().tolist() == [layer is LastLayer.HIDDEN for layer in LastLayer]
 
 
 @pytest.mark.parametrize("size", [4, 11])
@@ -408,7 +442,7 @@ def test_a_forgotten_row_is_unknown() -> None:
 
 def test_hidden_units_are_drawn_like_those_of_a_seed() -> None:
     bound = (5 * 9) ** -0.5
-    drawn = reference_weights("conv", 5)
+    drawn = reference_weights(small_host(channels=(3, 5)).slots[2])
     assert drawn.shape == (HIDDEN_UNITS, 5, 3, 3)
     assert float(drawn.abs().max()) < bound
     assert float(drawn.std()) == pytest.approx(bound / 3**0.5, rel=0.1)

@@ -19,11 +19,13 @@ from support import (
     IDLE_STAGES,
     LIVES,
     MLP_NAMES,
+    SPANNED,
     Garden,
     Plant,
     assert_same,
     assert_same_environment,
     every_plant,
+    gardens_of,
     mixed_gardens,
     naive_environments,
     optimisation,
@@ -154,6 +156,16 @@ for host in (small_host(channels=(1,)), small_host(pools=2)):
 )
 def test_seeds_of_every_kind_train_like_their_modules(host: Host, garden: Garden):
     check(host, garden)
+
+
+@pytest.mark.parametrize(
+    ("host", "garden"),
+    [(host, garden) for host in SPANNED for garden in gardens_of(host, 31)],
+    ids=lambda part: f"{len(part)} environments" if isinstance(part, list) else part.summary,
+)
+def test_units_of_spanned_layers_train_like_their_modules(host: Host, garden: Garden):
+    """Beside all other seeds, in minibatches that leave lanes unused."""
+    check(host, garden, batch=9)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -17,7 +17,9 @@ from support import (
     CPU,
     F64,
     MLP_NAMES,
+    SPANNED,
     Garden,
+    gardens_of,
     mixed_gardens,
     optimisation,
     random_batches,
@@ -32,6 +34,7 @@ from support import (
 FULL = Precision("cpu")
 CNNS, MLPS = mixed_gardens(slots=3, rows=6), mixed_gardens(3, 6, MLP_NAMES)
 CASES = [(small_host(), CNNS[0]), (small_mlp(), MLPS[0])]
+CASES.append((SPANNED[0], gardens_of(SPANNED[0], 4)[0]))
 OTHERS = [(small_host(), garden) for garden in CNNS[1:]]
 
 interpreted = pytest.mark.skipif(

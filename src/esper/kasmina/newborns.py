@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from esper.kasmina import ops
-from esper.kasmina.blueprints import LastLayer
+from esper.kasmina.blueprints import LastLayer, Span, towards_next
 from esper.kasmina.rng import Purpose, uniform
 from esper.kasmina.slots import SlotSpec
 
@@ -29,14 +29,20 @@ CHOSEN_ROWS = 4
 adjacent rows are so similar that this costs less accuracy than fewer images would."""
 
 
-@cache
-def reference_weights(family: str, channels: int) -> Tensor:
+def reference_weights(slot: SlotSpec) -> Tensor:
     """Input weights of the hidden units, float64 ``[HIDDEN_UNITS, C, k, k]``; never write to it.
 
-    They are distributed like those of a newborn seed, k is 3 in convolutional slots and else 1.
+    They are distributed like those of a newborn seed, k is 3 in convolutional slots and else 1, or
+    that of the layer that the slot spans.
     All environments and steps share them, so that an estimate changes only with its host.
     """
-    kernel = 3 if family == "conv" else 1
+    if slot.span is not None:
+        return _reference_weights(slot.span.inputs, slot.span.kernel)
+    return _reference_weights(slot.channels, 3 if slot.family == "conv" else 1)
+
+
+@cache
+def _reference_weights(channels: int, kernel: int) -> Tensor:
     shape = HIDDEN_UNITS, channels, kernel, kernel
     count = HIDDEN_UNITS * channels * kernel**2
     bound = (channels * kernel**2) ** -0.5
@@ -47,15 +53,17 @@ def reference_weights(family: str, channels: int) -> Tensor:
 
 
 @cache
-def _weights_on(family: str, channels: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _weights_on(slot: SlotSpec, dtype: torch.dtype, device: torch.device) -> Tensor:
     """``reference_weights`` on a device, which are copied there once."""
     with torch.inference_mode(False):
-        return reference_weights(family, channels).to(device, dtype)
+        return reference_weights(slot).to(device, dtype)
 
 
 # Native twin: hosts/newborns.h, Newborns.
 @torch.no_grad()
-def gradient_norms(slot: SlotSpec, x: Tensor, gradient: Tensor) -> Tensor:
+def gradient_norms(
+    slot: SlotSpec, x: Tensor, gradient: Tensor, source: Tensor | None = None
+) -> Tensor:
     """Gradient norm of the last layer of a newborn seed at alpha 1, by ``LastLayer``.
 
     The norm is exact for ``SCALE`` (without the random part of attention), ``NORM``, ``POINTWISE``
@@ -68,12 +76,17 @@ def gradient_norms(slot: SlotSpec, x: Tensor, gradient: Tensor) -> Tensor:
         slot: the slot.
         x: activation at the slot, ``[B, H, W, N, C]``.
         gradient: gradient of the loss with respect to the slot's output, ``[B, H, W, N, C]``.
+        source: input of the layer that the slot spans, ``[B, H, W, N or 1, C]``.
 
     Returns:
         ``[N, len(LastLayer)]``, NaN where no blueprint of the slot has such a layer.
     """
     layers, conv = slot.last_layers, slot.family == "conv"
     norms: dict[LastLayer, Tensor] = {}
+    unknown = x.new_full((x.shape[3],), float("nan"))
+    if slot.span is not None and source is not None:
+        unit_norm = _unit_norm(slot, slot.span, gradient, source)
+        return torch.stack([unit_norm if k in layers else unknown for k in LastLayer], 1)
     if LastLayer.SCALE in layers:
         norms[LastLayer.SCALE] = _norm((gradient * x).sum((0, 1, 2)))
     height = x.shape[1]
@@ -100,7 +113,6 @@ def gradient_norms(slot: SlotSpec, x: Tensor, gradient: Tensor) -> Tensor:
     if LastLayer.HIDDEN in layers:
         hidden = _hidden(slot, x, normal, rows)
         norms[LastLayer.HIDDEN] = _norm(_correlation(row_gradient, hidden))
-    unknown = x.new_full((x.shape[3],), float("nan"))
     return torch.stack([norms.get(k, unknown) if k in layers else unknown for k in LastLayer], 1)
 
 
@@ -133,12 +145,26 @@ def _all_rows(row_gradient: Tensor, rows: slice, height: int) -> Tensor:
 def _hidden(slot: SlotSpec, x: Tensor, normal: Tensor, rows: slice) -> Tensor:
     """The outputs of the hidden units in ``rows``, ``[B, rows, W, N, HIDDEN_UNITS]``."""
     conv, count = slot.family == "conv", x.shape[3]
-    shared = _weights_on(slot.family, slot.channels, x.dtype, x.device)
+    shared = _weights_on(slot, x.dtype, x.device)
     weights = shared.expand(count, -1, -1, -1, -1)
     if conv:
         units = ops.conv2d(x, weights.contiguous())[:, rows].contiguous()
         return _norm_of(units, conv).relu()
     return ops.dense(normal[:, rows], weights[..., 0, 0]).relu()
+
+
+# Native twin: hosts/newborns.h, measure_units.
+def _unit_norm(slot: SlotSpec, span: Span, gradient: Tensor, source: Tensor) -> Tensor:
+    """Gradient norm of the outgoing weights of units for the layer of the slot, ``[N]``."""
+    count = gradient.shape[3]
+    weights = _weights_on(slot, gradient.dtype, gradient.device).expand(count, -1, -1, -1, -1)
+    x = source.expand(-1, -1, -1, count, -1).contiguous()
+    if slot.family != "conv":
+        return _norm(_correlation(gradient, ops.dense(x, weights[..., 0, 0]).relu()))
+    units = towards_next(span, _norm_of(ops.conv2d(x, weights.contiguous()), True).relu())
+    if span.outgoing_kernel == 1:
+        return _norm(_correlation(gradient, units))
+    return _norm(_correlation_3x3(gradient, units))
 
 
 def _earlier_mean(x: Tensor) -> Tensor:
@@ -154,11 +180,11 @@ def _correlation(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _correlation_3x3(gradient: Tensor, x: Tensor) -> Tensor:
-    """Gradient of the weights of a 3x3 convolution of ``x``, ``[N, C, C, 3, 3]``."""
+    """Gradient of the weights of a 3x3 convolution of ``x``, ``[N, C, C_in, 3, 3]``."""
     if x.device.type == "cuda":
         return ops.conv2d_weight_gradient(x, gradient.flatten(0, 2), 3)
-    count, channels = x.shape[3:]
-    shape = count * channels, channels, 3, 3
+    count, channels = gradient.shape[3:]
+    shape = count * channels, x.shape[4], 3, 3
     images, outputs = ops.to_images(x), ops.to_images(gradient)
     weights = conv2d_weight(images, shape, outputs, padding=1, groups=count)
     return weights.unflatten(0, (count, channels))

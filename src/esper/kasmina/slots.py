@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import blueprints
-from esper.kasmina.blueprints import LastLayer
+from esper.kasmina.blueprints import Blueprint, LastLayer, Span
 from esper.kasmina.stack import Layout
 from esper.kasmina.transfer import Table, moved
 from esper.leyline.actions import BLUEPRINTS, Style
@@ -25,6 +25,8 @@ class SlotSpec:
         depth: position of the slot between input and output, in (0, 1].
         family: family of blueprints for the slot, one of ``blueprints.FAMILIES``.
         accepts: names of the blueprints of the family that can live here; all of them if empty.
+        span: the layer that seeds here make wider; they then read what it reads, and the activation
+            at the slot is what the next layer computes before its norm. None in other slots.
     """
 
     name: str
@@ -33,6 +35,7 @@ class SlotSpec:
     depth: float
     family: str = "conv"
     accepts: tuple[str, ...] = ()
+    span: Span | None = None
 
     @property
     def summary(self) -> str:
@@ -40,7 +43,9 @@ class SlotSpec:
         sizes = ", ".join(f"{BLUEPRINTS[kind]} {self.layouts[kind].size:,}" for kind in self.kinds)
         height, width = self.size
         shape = f"{self.channels} channels"
-        if self.family == "conv":
+        if self.span is not None:
+            shape = f"a layer of {self.span.units} channels"
+        elif self.family == "conv":
             shape += f" of {height}x{width}"
         return f"{self.name}: {shape}; parameters of {sizes}"
 
@@ -48,21 +53,24 @@ class SlotSpec:
     def kinds(self) -> tuple[int, ...]:
         """Indices of the blueprints that can live here."""
         fitting = blueprints.of_family(self.family)
+        if self.span is not None:
+            names = blueprints.SPANNING[self.family]
+            fitting = tuple(kind for kind in fitting if BLUEPRINTS[kind] in names)
         return tuple(k for k in fitting if not self.accepts or BLUEPRINTS[k] in self.accepts)
+
+    def blueprint(self, kind: int) -> Blueprint:
+        """The blueprint with index ``kind`` in the blueprint head, for this slot."""
+        return blueprints.build(kind, self.channels, self.family, self.span)
 
     @cached_property
     def layouts(self) -> dict[int, Layout]:
         """Layout of a row of the slot's store per blueprint, without the gate."""
-        return {
-            kind: Layout(blueprints.build(kind, self.channels, self.family).fields)
-            for kind in self.kinds
-        }
+        return {kind: Layout(self.blueprint(kind).fields) for kind in self.kinds}
 
     @cached_property
     def last_layers(self) -> frozenset[LastLayer]:
         """What newborn seeds of the slot's blueprints may read."""
-        each = (blueprints.build(kind, self.channels, self.family) for kind in self.kinds)
-        return frozenset(blueprint.last_layer for blueprint in each)
+        return frozenset(self.blueprint(kind).last_layer for kind in self.kinds)
 
     @cached_property
     def gate_layout(self) -> Layout:

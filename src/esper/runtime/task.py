@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.kasmina.hosts.host import Host, NormedHost
+from esper.kasmina.hosts.host import Host, NormedHost, resolve_slots
 from esper.leyline.errors import UsageError
 from esper.runtime.data import Augmentation, Dataset, DrawnSplit, FromDirectory
 
@@ -245,6 +245,17 @@ class Task:
         fixed split and stay as they are.
         """
         return self._with_data(DrawnSplit, seed=seed)
+
+    def with_slots(self, names: Sequence[str]) -> "Task":
+        """A copy of the task whose hosts grow in the slots ``names``; the task itself if empty.
+
+        Raises:
+            UsageError: the host has no such slot, see ``resolve_slots``.
+        """
+        if not names:
+            return self
+        slots = resolve_slots(self.host, tuple(names))
+        return replace(self, host=replace(self.host, slot_names=slots))
 
     @property
     def split_seed(self) -> int | None:

@@ -30,12 +30,15 @@ Command = TypeVar("Command")
 def with_options(kind: type) -> Callable[[type[Command]], type[Command]]:
     """Add the flags of the options ``kind``, which belong to --model, to a command.
 
-    A flag that is not given leaves an option that a recipe may give to that recipe.
+    A flag that is not given leaves an option that a recipe may give to that recipe. Flags that the
+    command has itself stay as they are.
     """
     notes = meanings(kind)
 
     def add(command: type[Command]) -> type[Command]:
         for name, f in option_flags(kind).items():
+            if name in command.__annotations__:
+                continue
             more, default = about(f), f.default
             if more.in_recipe:
                 default = () if more.flag == tuple[str, ...] else None
@@ -71,6 +74,9 @@ class GrowArguments:
     """The policy: a name of `esper policies`, or a run directory (its latest checkpoint). By
     default widen; with --task, a trained one of `esper policies` that learned on such tasks if
     there is one, else rule."""
+    slots: tuple[str, ...] = ()
+    """With --model, names of modules behind which seeds may grow; found by default. With --task,
+    slots of its host, as in `esper train`; by default those of the policy's run."""
     out: Path | None = None
     """With --model, the folder to write, by default grown/NAME. With --task, the torch.export file
     to write, for example model.pt2."""
@@ -107,7 +113,7 @@ class GrowArguments:
 
 
 OF_A_TASK = ("split_seed", "greedy")
-OF_BOTH = ("policy", "out", "onnx", "seed", "plugin", "trust")
+OF_BOTH = ("policy", "out", "onnx", "seed", "slots", "plugin", "trust")
 WHERE = ("model", "data", "task", "out", "onnx", "seed", "name", "seeds", "plugin", "trust")
 """Settings that say what is grown, and where the result goes."""
 

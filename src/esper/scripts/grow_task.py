@@ -36,7 +36,7 @@ def grow_task(settings: GrowArguments) -> int:
     else:
         policy = GrowingPolicy.named(settings.policy, permission)
     split = policy.settings.world.split_seed if settings.split_seed is None else settings.split_seed
-    task = task.with_split(split)
+    task = task.with_split(split).with_slots(settings.slots or policy.slots_for([task]))
     if policy.trained_on_other_tasks(task):
         task_names = ", ".join(policy.settings.world.task)
         print(f"warning: {policy.name} was trained on {task_names}; on {task.name} it is untested")

@@ -8,6 +8,7 @@ import io
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from esper.kasmina.seed_module import NamedTensors
 from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import Slot, SlotSpec
 from esper.leyline.stages import Stage
-from esper.tolaria.backends.torch import branch, seed_views
+from esper.tolaria.backends.torch import branch, on_pixels, seed_views
 from esper.tolaria.plan import Seeds
 from esper.tolaria.stores import Stack
 
@@ -51,10 +52,10 @@ class SeedInSlot(NamedTensors):
         super().__init__({n: x[0] for n, x in views.items()}, {"alpha": alpha.to(row.dtype)}, False)
         self._what = slot, kind, form
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The activation with alpha times the branch added."""
+    def forward(self, x: Tensor, source: Tensor | None = None) -> Tensor:
+        """The activation with alpha times the branch added; ``source`` as for ``slot_block``."""
         parameters, buffers = self.stack()
-        return x + buffers["alpha"] * branch(*self._what, parameters, x)
+        return x + buffers["alpha"] * branch(*self._what, parameters, x, source)
 
 
 class GrownSlot(nn.Module):
@@ -86,10 +87,15 @@ class GrownHost(NamedTensors):
         """Logits of ``images``."""
         parameters, buffers = self.stack()
         x = images.permute(0, 2, 3, 1)[:, :, :, None].contiguous()
+        sources: dict[int, Tensor] = {}
         for instruction in self.host.program:
+            if instruction.kind == "block":
+                sources[instruction.number] = x
             if instruction.kind == "slot":
-                name = self.host.slots[instruction.number].name
-                x = self.seeds[name](x) if name in self.seeds else x
+                slot = self.host.slots[instruction.number]
+                source = None if slot.span is None else sources[slot.span.block]
+                if slot.name in self.seeds:
+                    x = on_pixels(partial(self.seeds[slot.name], source=source), x)
             else:
                 x = self.host.compute(instruction, parameters, buffers, x, training=False)
         return x[0].unflatten(0, (-1, *self.host.label_shape))

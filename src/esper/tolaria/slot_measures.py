@@ -24,14 +24,18 @@ class Watch:
     Attributes:
         inputs: activation before each slot, ``[B, H, W, N, C]``, by slot index.
         outputs: activation after it, part of the autograd graph.
+        sources: what a seed reads in a slot that spans a layer.
     """
 
     inputs: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
+    sources: dict[int, Tensor] = field(default_factory=dict)
 
-    def note(self, slot: int, x: Tensor, y: Tensor) -> Tensor:
+    def note(self, slot: int, x: Tensor, y: Tensor, source: Tensor | None) -> Tensor:
         """Keep the activation before and after a slot; returns ``y``."""
         self.inputs[slot] = x.detach()
+        if source is not None:
+            self.sources[slot] = source.detach()
         # A slot before the first parameter has no gradient to follow yet.
         self.outputs[slot] = y if y.requires_grad else y.detach().requires_grad_()
         return self.outputs[slot]
@@ -78,7 +82,8 @@ def slot_measures(
             (per_environment(x.square()) / elements).sqrt(),
             per_environment((x > 0).to(x.dtype)) / elements,
         ]
-        decreases = factor * gradient_norms(slot, x, gradient)
+        source = watch.sources[s][:count].to(parameters) if slot.span else None
+        decreases = factor * gradient_norms(slot, x, gradient, source)
         rows.append(torch.cat([torch.stack(statistics, 1), decreases], 1))
     return torch.stack(rows, 1).masked_fill(seeds[..., None], float("nan"))
 

@@ -17,6 +17,7 @@ from esper.kasmina.blueprints.blueprint import (
     branch,
     gate_fields,
 )
+from esper.kasmina.blueprints.spans import SPANNING, Span, span_blueprint, towards_next
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
@@ -25,15 +26,18 @@ __all__ = [
     "FAMILIES",
     "FORM_OF_STYLE",
     "SHIPPED_BLUEPRINTS",
+    "SPANNING",
     "Blueprint",
     "Form",
     "LastLayer",
     "Parameters",
+    "Span",
     "branch",
     "build",
     "gate_fields",
     "of_family",
     "register",
+    "towards_next",
 ]
 
 FAMILIES = ("conv", "mlp", "sequence")
@@ -85,14 +89,23 @@ def of_family(family: str) -> tuple[int, ...]:
 
 
 # Native twin: hosts/blueprints.h, make_branch.
-def build(kind: int, channels: int, family: str) -> Blueprint:
-    """The blueprint with index ``kind`` in the blueprint head, for a slot of ``channels``."""
-    return _blueprint(BUILDERS[BLUEPRINTS[kind]][family], channels)
+def build(kind: int, channels: int, family: str, span: Span | None = None) -> Blueprint:
+    """The blueprint with index ``kind`` in the blueprint head, for a slot of ``channels``.
+
+    In a slot that spans a layer, ``span``, it is that of units for this layer.
+    """
+    name = BLUEPRINTS[kind]
+    if span is not None:
+        return _span_blueprint(name, span, family, channels)
+    return _blueprint(BUILDERS[name][family], channels)
 
 
 @cache
 def _blueprint(builder: Builder, channels: int) -> Blueprint:
     return builder(channels)
+
+
+_span_blueprint = cache(span_blueprint)
 
 
 register("conv_light", conv.conv_light)

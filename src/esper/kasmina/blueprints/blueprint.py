@@ -73,7 +73,14 @@ FORM_OF_STYLE = {
 }
 
 
-def branch(forward: Forward, form: int, family: str, parameters: Parameters, x: Tensor) -> Tensor:
+def branch(
+    forward: Forward,
+    form: int,
+    family: str,
+    parameters: Parameters,
+    x: Tensor,
+    source: Tensor | None = None,
+) -> Tensor:
     """The term that seeds of one kind add to their ``x [B, H, W, M, C]`` at alpha 1.
 
     Args:
@@ -82,8 +89,9 @@ def branch(forward: Forward, form: int, family: str, parameters: Parameters, x: 
         family: family of the slot.
         parameters: of the blueprint and, for GATE, of the gate.
         x: the activation.
+        source: what f reads, in a slot that spans a layer; ``x`` if None.
     """
-    f = forward(parameters, x)
+    f = forward(parameters, x if source is None else source)
     if form == Form.MULTIPLY:
         return x * f.tanh()
     if form == Form.GATE:

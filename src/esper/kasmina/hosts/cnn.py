@@ -1,6 +1,7 @@
 """The convolutional host: blocks of convolution, BatchNorm and ReLU, then a linear head.
 
-Slot ``r0cI`` follows block I, before its pool; slot ``r1cI`` follows the pool, if there is one.
+Slot ``r0cI`` follows block I, before its pool; slot ``r1cI`` follows the pool, if there is one;
+slot ``wideI`` spans the layer of block I, see ``NormedHost``.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from esper.kasmina import ops
-from esper.kasmina.blueprints import of_family
+from esper.kasmina.blueprints import Span, of_family
 from esper.kasmina.hosts.host import Instruction, NormedHost, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, weight
@@ -61,23 +62,29 @@ class CnnHost(NormedHost):
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
         slots, slot = [], partial(SlotSpec, accepts=self.seeds)
-        height, width, _ = self.image
+        layers, blocks = (self.image[2], *self.channels, self.classes), len(self.channels)
+        size = self.image[:2]
         for block, channels in enumerate(self.channels):
-            depth = (block + 1) / len(self.channels)
-            slots.append(slot(f"r0c{block}", channels, (height, width), depth))
-            if block < self.pools:
-                height, width = height // 2, width // 2
-                slots.append(slot(f"r1c{block}", channels, (height, width), depth))
+            depth, pool, last = (block + 1) / blocks, block < self.pools, block == blocks - 1
+            slots.append(slot(f"r0c{block}", channels, size, depth))
+            if pool:
+                size = size[0] // 2, size[1] // 2
+                slots.append(slot(f"r1c{block}", channels, size, depth))
+            span = Span(block, layers[block], channels, self.kernel, pool, last)
+            depth, outputs = (block + 0.5) / blocks, layers[block + 2]
+            wide = slot(f"wide{block}", outputs, (1, 1) if last else size, depth, span=span)
+            # Of the blueprints that the slots accept, none may be units of a layer.
+            slots += [wide] if wide.kinds else []
         return tuple(slots)
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        program = [Instruction("input", 0)]
-        for block in range(len(self.channels)):
-            program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
-            if block < self.pools:
-                program += [Instruction("pool", block), *self.slot_at(f"r1c{block}")]
-        return (*program, Instruction("head", 0))
+        return self.blocks(
+            *(
+                (f"r0c{block}", "pool", f"r1c{block}") if block < self.pools else (f"r0c{block}",)
+                for block in range(len(self.channels))
+            )
+        )
 
     @property
     def weights(self) -> tuple[Field, ...]:
@@ -98,6 +105,5 @@ class CnnHost(NormedHost):
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Convolution, BatchNorm, ReLU; see ``BlockHost.block``."""
-        x = ops.conv2d(x, parameters[f"conv{index}.weight"])
-        return self.batch_norm(parameters, buffers, index, x, training)
+        """Convolution; see ``BlockHost.block``."""
+        return ops.conv2d(x, parameters[f"conv{index}.weight"])

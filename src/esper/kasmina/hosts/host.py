@@ -4,7 +4,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,7 +19,10 @@ Tensors = dict[str, Tensor]
 
 
 class Instruction(NamedTuple):
-    """One step of a host's forward pass: ``input``, ``block``, ``slot``, ``pool`` or ``head``."""
+    """One step of a host's forward pass.
+
+    ``kind`` is ``input``, ``block``, ``norm``, ``slot``, ``pool`` or ``head``.
+    """
 
     kind: str
     number: int
@@ -31,7 +34,7 @@ class Host(ABC):
     Attributes:
         image: height, width and channels of an input.
         classes: number of classes.
-        slot_names: names of the slots in use; all slots if empty.
+        slot_names: names of the slots in use; if empty, all that do not span a layer.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -81,8 +84,8 @@ class Host(ABC):
     @cached_property
     def slots(self) -> tuple[SlotSpec, ...]:
         """The slots in use, from input to output."""
-        names = self.slot_names
-        return tuple(slot for slot in self.all_slots if not names or slot.name in names)
+        names = self.slot_names or [slot.name for slot in self.all_slots if slot.span is None]
+        return tuple(slot for slot in self.all_slots if slot.name in names)
 
     @cached_property
     def block_sizes(self) -> tuple[int, ...]:
@@ -132,6 +135,12 @@ class BlockHost(Host):
             training: whether to normalise by the statistics of the batch.
         """
 
+    def norm(
+        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
+    ) -> Tensor:
+        """Compute the norm of block ``index``, in hosts whose program has it; see ``block``."""
+        raise NotImplementedError
+
     @abstractmethod
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """Compute the logits of the last activation ``x [B, H, W, N, C]``.
@@ -154,6 +163,8 @@ class BlockHost(Host):
             return self.enter(x)
         if kind == "block":
             return self.block(parameters, buffers, number, x, training)
+        if kind == "norm":
+            return self.norm(parameters, buffers, number, x, training)
         return ops.max_pool(x) if kind == "pool" else self.head(parameters, x)
 
     def slot_at(self, name: str) -> Iterator[Instruction]:
@@ -162,13 +173,14 @@ class BlockHost(Host):
 
     @property
     def feeding_blocks(self) -> tuple[int, ...]:
-        """For each slot, the last block before it."""
+        """For each slot, the last block before it, or the one that it spans."""
         blocks: list[int] = []
         for kind, number in self.program:
             if kind == "block":
                 block = number
             elif kind == "slot":
-                blocks.append(block)
+                span = self.slots[number].span
+                blocks.append(block if span is None else span.block)
         return tuple(blocks)
 
 
@@ -183,7 +195,11 @@ def _slices(ranges: list[tuple[int, int]]) -> tuple[slice, ...]:
 
 
 class NormedHost(BlockHost):
-    """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map."""
+    """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map.
+
+    The slot ``wideI`` spans the layer of block I: its seeds read the input of the block, and add to
+    the layer of the next block before its norm, or to the logits.
+    """
 
     @property
     @abstractmethod
@@ -247,10 +263,27 @@ class NormedHost(BlockHost):
             indices.append(columns)
         return indices[0], indices[1]
 
-    def batch_norm(
+    def blocks(self, *after: tuple[str, ...]) -> tuple[Instruction, ...]:
+        """The program of a chain of blocks and the head.
+
+        Args:
+            after: for each block, what follows its norm: names of slots, and ``pool``.
+        """
+        program = [Instruction("input", 0)]
+        for block, names in enumerate(after):
+            program.append(Instruction("block", block))
+            if block:
+                program += self.slot_at(f"wide{block - 1}")
+            program.append(Instruction("norm", block))
+            for name in names:
+                pool = [Instruction("pool", block)]
+                program += pool if name == "pool" else self.slot_at(name)
+        return (*program, Instruction("head", 0), *self.slot_at(f"wide{block}"))
+
+    def norm(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Apply the BatchNorm of block ``index``, then ReLU."""
+        """BatchNorm, then ReLU; see ``BlockHost.norm``."""
         return ops.batch_norm(
             x,
             parameters[f"norm{index}.weight"],
@@ -267,25 +300,28 @@ class NormedHost(BlockHost):
 
 
 def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Translate ``early``, ``mid`` and ``late``, and check that the host has every named slot.
+    """Translate relative names, and check that the host has every named slot.
 
-    The three relative names refer to the slots in use; other names may be any slot of the host.
+    ``early``, ``mid`` and ``late`` refer to the slots in use, ``wide`` stands for all slots that
+    span a layer; other names may be any slot of the host.
 
     Raises:
         UsageError: the host has no slot of a given name.
     """
     available = tuple(slot.name for slot in host.all_slots)
     active = tuple(slot.name for slot in host.slots)
+    wide = tuple(slot.name for slot in host.all_slots if slot.span is not None)
     relative = {
-        "early": active[0],
-        "mid": active[len(active) // 2],
-        "late": active[-1],
+        "early": active[:1],
+        "mid": active[len(active) // 2 :][:1],
+        "late": active[-1:],
+        "wide": wide or ("wide",),
     }
-    slots = tuple(relative.get(name, name) for name in names)
+    slots = tuple(chain.from_iterable(relative.get(name, (name,)) for name in names))
     for name in slots:
         if name not in available:
             raise UsageError(
                 f"slots: the host has no slot {name!r}; choose from "
-                f"{', '.join(available)} or early, mid, late"
+                f"{', '.join(available)} or early, mid, late{', wide' if wide else ''}"
             )
     return slots

@@ -1,16 +1,18 @@
 """The fully connected host: blocks of a linear map, BatchNorm and ReLU, then a linear head.
 
-Activations have the axes of a convolutional host, with one pixel. Slot ``r0cI`` follows block I.
+Activations have the axes of a convolutional host, with one pixel. Slot ``r0cI`` follows block I,
+and ``wideI`` spans its layer, see ``NormedHost``.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from math import prod
 
 from torch import Tensor
 
 from esper.kasmina import ops
+from esper.kasmina.blueprints import Span
 from esper.kasmina.hosts.host import Instruction, NormedHost, Tensors
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.stack import Field, weight
@@ -40,17 +42,18 @@ class MlpHost(NormedHost):
 
     @cached_property
     def all_slots(self) -> tuple[SlotSpec, ...]:
-        return tuple(
-            SlotSpec(f"r0c{block}", width, (1, 1), (block + 1) / len(self.widths), family="mlp")
-            for block, width in enumerate(self.widths)
-        )
+        slots, slot = [], partial(SlotSpec, size=(1, 1), family="mlp")
+        layers, blocks = (prod(self.image), *self.widths, self.classes), len(self.widths)
+        for block, width in enumerate(self.widths):
+            slots.append(slot(f"r0c{block}", width, depth=(block + 1) / blocks))
+            span = Span(block, layers[block], width, last=block == blocks - 1)
+            depth = (block + 0.5) / blocks
+            slots.append(slot(f"wide{block}", layers[block + 2], depth=depth, span=span))
+        return tuple(slots)
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
-        program = [Instruction("input", 0)]
-        for block in range(len(self.widths)):
-            program += [Instruction("block", block), *self.slot_at(f"r0c{block}")]
-        return (*program, Instruction("head", 0))
+        return self.blocks(*((f"r0c{block}",) for block in range(len(self.widths))))
 
     @property
     def weights(self) -> tuple[Field, ...]:
@@ -68,6 +71,5 @@ class MlpHost(NormedHost):
     def block(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """Linear map, BatchNorm, ReLU; see ``BlockHost.block``."""
-        x = ops.dense(x, parameters[f"linear{index}.weight"])
-        return self.batch_norm(parameters, buffers, index, x, training)
+        """Linear map; see ``BlockHost.block``."""
+        return ops.dense(x, parameters[f"linear{index}.weight"])

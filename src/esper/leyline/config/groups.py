@@ -86,8 +86,8 @@ class WorldConfig(EpisodeRules):
     """Seed of the split into training, validation and test images, in [0, 2^32), for tasks that
     draw it; data in files and texts have a fixed split and ignore it."""
     slots: tuple[str, ...] = setting((), only="growth", main=True)
-    """Slots in which seeds may grow: names such as r0c0, or early, mid, late; by default all
-    slots."""
+    """Slots in which seeds may grow: names such as r0c0 or wide0, or early, mid, late; wide stands
+    for all slots in which a layer becomes wider. By default all others."""
     max_seeds: int | None = setting(None, up_to(1_000_000), only="growth")
     """Maximum number of living seeds per environment; by default that of the task, or its number of
     slots."""

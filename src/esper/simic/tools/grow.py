@@ -1,7 +1,7 @@
 """Growing a single new host with a trained policy, and exporting it."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,6 +97,18 @@ class GrowingPolicy:
         names = self.settings.world.task
         tasks = {*names, *(member for name in names for member in SUITES.get(name, ()))}
         return self.learned and not {task.name, task.name.partition(":")[0]} & tasks
+
+    def slots_for(self, tasks: Sequence[Task]) -> tuple[str, ...]:
+        """The slots of the run that trained the policy on ``tasks``; empty if they are those of the
+        tasks, or if it was trained on others."""
+        slots = self.settings.world.slots
+        if any(self.trained_on_other_tasks(task) for task in tasks):
+            return ()
+        try:
+            differs = any(task.with_slots(slots).host.slots != task.host.slots for task in tasks)
+        except UsageError:
+            return ()
+        return slots if differs else ()
 
     @property
     def episodes(self) -> int:

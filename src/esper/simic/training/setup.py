@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.kasmina.hosts.host import resolve_slots
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import part
@@ -159,10 +158,7 @@ def resolve_tasks(config: TrainConfig) -> tuple[Task, ...]:
         if config.world.host_gradient_norm is not None:
             task = replace(task, max_gradient_norm=config.world.host_gradient_norm)
         task = replace(task, validation_part=config.world.validation_part or task.validation_part)
-        if not config.world.slots:
-            return task
-        slots = resolve_slots(task.host, config.world.slots)
-        return replace(task, host=replace(task.host, slot_names=slots))
+        return task.with_slots(config.world.slots)
 
     return tuple(configuration(task) for task in find_all(config.world.task))
 

@@ -415,8 +415,13 @@ def most_seeds(max_seeds: int, slots: int) -> int:
 
 
 def slot_positions(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ...]:
-    """Depth and ``log_channels`` of each slot, which do not depend on its seed."""
-    return tuple((slot.depth, log(slot.channels / USUAL_CHANNELS)) for slot in slots)
+    """Depth and ``log_channels`` of each slot, which do not depend on its seed.
+
+    The channels are those of the layer, in a slot that spans one, and else those of the activation.
+    """
+    widths = [slot.span.units if slot.span else slot.channels for slot in slots]
+    depths = [slot.depth for slot in slots]
+    return tuple((d, log(width / USUAL_CHANNELS)) for d, width in zip(depths, widths, strict=True))
 
 
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:

@@ -284,13 +284,12 @@ def _host_spec(
         block_channels=at.of(blocks),
         block_sizes=at.of(host.block_sizes),
         slot_channels=at.of([slot.channels for slot in host.slots]),
+        slot_span=at.of([slot.span.block if slot.span else -1 for slot in host.slots]),
         slot_width=at.of([slot.width for slot in host.slots]),
         gate_offset=at.of([slot.gate_offset for slot in host.slots]),
         last_layers=at.of([sum(1 << layer for layer in slot.last_layers) for slot in host.slots]),
         hidden_units=HIDDEN_UNITS,
-        hidden_weights=at.of_each(
-            [reference_weights(slot.family, slot.channels) for slot in host.slots]
-        ),
+        hidden_weights=at.of_each([reference_weights(slot) for slot in host.slots]),
     )
     return spec
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina import blueprints
+from esper.kasmina import blueprints, ops
 from esper.kasmina.blueprints import Form
 from esper.kasmina.hosts.host import BlockHost, Host, Tensors
 from esper.kasmina.hosts.module import ModuleHost
@@ -57,6 +57,7 @@ class TorchBackend:
     def __init__(self, host: Host, precision: Precision):
         self.host = host
         self.precision = precision
+        self._span_blocks = {slot.span.block for slot in host.slots if slot.span is not None}
         most = EVALUATION_PREDICTIONS // prod(host.label_shape)
         self.evaluation_batch = max(1, min(EVALUATION_BATCH, most))
 
@@ -168,6 +169,7 @@ class TorchBackend:
             for v in variants
         ]
         starts = [self._resumption(v.start) for v in variants]
+        sources: dict[int, Tensor] = {}
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
         batches = zip(
             images.split(self.evaluation_batch),
@@ -179,14 +181,15 @@ class TorchBackend:
             inputs = dict.fromkeys(starts, batch)
             x = batch.contiguous()
             with self.precision.autocast():
-                logits = self._forward(complete, x, inputs=inputs)
+                logits = self._forward(complete, x, inputs=inputs, sources=sources)
             totals[0].add(logits, batch_labels)
             for total, start, reading, variant in zip(
                 totals[1:], starts, readings, variants, strict=True
             ):
-                resumption = inputs[start].index_select(3, variant.rows)
+                resumption = _rows_of(inputs[start], variant.rows)
+                read = {block: _rows_of(source, variant.rows) for block, source in sources.items()}
                 with self.precision.autocast():
-                    logits = self._forward(reading, resumption, start=start)
+                    logits = self._forward(reading, resumption, start=start, sources=read)
                 truth = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
                 total.add(logits, truth)
         scores = [total.scores() for total in totals]
@@ -231,28 +234,62 @@ class TorchBackend:
         start: int = 0,
         inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
+        sources: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """Logits ``[N, P, classes]`` of ``x [B, H, W, N, C]`` from instruction ``start`` on.
 
-        The inputs of the instructions that ``inputs`` has replace its values, and the activations
-        at the slots are stored in ``watch``.
+        The inputs of the instructions that ``inputs`` has replace its values, those of the blocks
+        that a slot spans become values of ``sources``, and the activations at the slots are stored
+        in ``watch``.
         """
         host = cast(BlockHost, self.host)
+        sources = {} if sources is None else sources
         for position, instruction in enumerate(host.program[start:], start):
             if inputs is not None and position in inputs:
                 inputs[position] = x
+            if instruction.kind == "block" and instruction.number in self._span_blocks:
+                sources[instruction.number] = x
             if instruction.kind == "slot":
-                x = self._at_slot(instruction.number, network, watch, x)
+                span = host.slots[instruction.number].span
+                source = None if span is None else sources[span.block]
+                x = self._at_slot(instruction.number, network, watch, x, source)
             else:
                 x = host.compute(instruction, network.parameters, network.buffers, x, training)
         return x
 
-    def _at_slot(self, slot: int, network: Network, watch: Watch | None, x: Tensor) -> Tensor:
-        """The activation after a slot, from the activation ``x [B, H, W, N, C]`` before it."""
-        plan, y = network.calls[slot], x
-        if plan is not None:
-            y = slot_block(self.host.slots[slot], plan, network.seeds[slot], x)
-        return y if watch is None else watch.note(slot, x, y)
+    def _at_slot(
+        self,
+        slot: int,
+        network: Network,
+        watch: Watch | None,
+        x: Tensor,
+        source: Tensor | None = None,
+    ) -> Tensor:
+        """The activation after a slot, from the activation ``x [B, H, W, N, C]`` before it.
+
+        ``source`` is the input of the layer that the slot spans.
+        """
+        plan = network.calls[slot]
+
+        def with_seeds(x: Tensor) -> Tensor:
+            y = x
+            if plan is not None:
+                y = slot_block(self.host.slots[slot], plan, network.seeds[slot], x, source)
+            return y if watch is None else watch.note(slot, x, y, source)
+
+        return on_pixels(with_seeds, x)
+
+
+def on_pixels(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``function`` of an activation ``[B, H, W, N, C]``, or of logits ``[N, B, C]`` as a pixel."""
+    return function(x) if x.dim() == 5 else function(ops.per_pixel(x))[:, 0, 0].transpose(0, 1)
+
+
+def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """``rows`` of an activation ``[B, H, W, N, C]`` or of logits ``[N, B, classes]``."""
+    if x.dim() == 3:
+        return x.index_select(0, rows)
+    return x if x.shape[3] == 1 else x.index_select(3, rows)
 
 
 # Native twin: hosts/loss.h, cross_entropy_back.
@@ -264,16 +301,23 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 # Native twin: hosts/slot.h, Slot.
-def slot_block(slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor) -> Tensor:
+def slot_block(
+    slot: SlotSpec, plan: SlotPlan, parameters: Tensor, x: Tensor, source: Tensor | None = None
+) -> Tensor:
     """The activation ``x [B, H, W, N, C]`` with the slot's seeds applied.
 
-    ``parameters [M, width]`` are the rows of the slot's store for ``plan.rows``.
+    ``parameters [M, width]`` are the rows of the slot's store for ``plan.rows``. ``source`` is what
+    the seeds read in a slot that spans a layer, ``[B, H, W, N or 1, C]``.
     """
     inputs = _Take.apply(x, plan.groups)
     sizes = [len(group.rows) for group in plan.groups]
+    sources: Sequence[Tensor | None] = [None] * len(sizes)
+    if source is not None:
+        sources = _Take.apply(source.expand(-1, -1, -1, x.shape[3], -1), plan.groups)
+    parts = zip(plan.groups, parameters.split(sizes), inputs, sources, strict=True)
     branches = [
-        branch(slot, group.kind, group.form, seed_views(slot, group.kind, group.form, theta), part)
-        for group, theta, part in zip(plan.groups, parameters.split(sizes), inputs, strict=True)
+        branch(slot, each.kind, each.form, seed_views(slot, each.kind, each.form, theta), *read)
+        for each, theta, *read in parts
     ]
     return _Attach.apply(x, plan.groups, *branches)
 
@@ -289,10 +333,17 @@ def seed_views(slot: SlotSpec, kind: int, form: Form, rows: Tensor) -> Tensors:
     return views
 
 
-def branch(slot: SlotSpec, kind: int, form: Form, parameters: Tensors, x: Tensor) -> Tensor:
+def branch(
+    slot: SlotSpec,
+    kind: int,
+    form: Form,
+    parameters: Tensors,
+    x: Tensor,
+    source: Tensor | None = None,
+) -> Tensor:
     """``blueprints.branch`` of seeds of one kind; ``parameters`` as returned by ``seed_views``."""
-    forward = blueprints.build(kind, slot.channels, slot.family).forward
-    return blueprints.branch(forward, form, slot.family, parameters, x)
+    forward = slot.blueprint(kind).forward
+    return blueprints.branch(forward, form, slot.family, parameters, x, source)
 
 
 class _Take(torch.autograd.Function):
@@ -412,6 +463,7 @@ class FunctionalBackend(TorchBackend):
         start: int = 0,
         inputs: dict[int, Tensor] | None = None,
         watch: Watch | None = None,
+        sources: dict[int, Tensor] | None = None,
     ) -> Tensor:
         rows = len(next(iter(network.parameters.values())))
         x = x.expand(-1, -1, -1, rows, -1)

@@ -132,6 +132,33 @@ std::unique_ptr<Layer<T>> sequence_attention(int channels) {
                       CausalAttention<T>(heads), Convolution<T>(channels, channels, 1));
 }
 
+// The layer that a slot spans. Twin of kasmina.blueprints.spans.Span.
+struct Span {
+  int inputs, units, kernel;
+  bool pooled, last;
+
+  int outgoing_kernel() const { return last ? 1 : kernel; }
+};
+
+// Twin of kasmina.blueprints.spans.span_blueprint.
+template <class T>
+std::unique_ptr<Layer<T>> make_spanning_branch(Kind kind, const Span& span, int outputs,
+                                               Family family) {
+  using Conv = Convolution<T>;
+  const int units = (kind == Kind::conv_heavy || kind == Kind::mlp ? 3 : 1) * span.units;
+  auto layers = std::make_unique<Chain<T>>();
+  if (family == Family::mlp) {
+    layers->add(std::make_unique<Conv>(span.inputs, units, 1, true, true));
+  } else {
+    layers->add(std::make_unique<Conv>(span.inputs, units, span.kernel));
+    layers->add(std::make_unique<GroupNorm<T>>(units, norm_groups(units), true));
+    if (span.pooled) layers->add(std::make_unique<MaxPool<T>>());
+    if (span.last) layers->add(std::make_unique<MeanPool<T>>());
+  }
+  layers->add(std::make_unique<Conv>(units, outputs, span.outgoing_kernel()));
+  return layers;
+}
+
 // Twin of kasmina.blueprints.build.
 template <class T>
 std::unique_ptr<Layer<T>> make_branch(Kind kind, int channels, Family family) {

@@ -327,6 +327,12 @@ class Arena {
 
   Maps<T> maps(Maps<T> like) { return maps(like, like.channels); }
 
+  Maps<T> copy(const Maps<T>& x) {
+    const Maps<T> y = maps(x);
+    std::copy(x.data, x.data + x.size(), y.data);
+    return y;
+  }
+
   // Releases maps early: the next piece of this size reuses their memory while it is in the cache.
   void give_back(const Maps<T>& maps) {
     if (maps.data == nullptr) return;

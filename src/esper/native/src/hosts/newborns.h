@@ -5,11 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
-#include "calls.h"
-#include "convolution.h"
-#include "normalisation.h"
+#include "blueprints.h"
 #include "optimizer.h"
 
 namespace esper::hosts {
@@ -78,14 +77,16 @@ template <class T>
 class Newborns {
  public:
   // `layers` has the bit of each LastLayer to measure; `weights` are those of the hidden units,
-  // [units, channels, k, k], where k is 3 in convolutional slots and else 1.
-  Newborns(int channels, Family family, int layers, int units, const double* weights)
+  // [units, inputs, k, k], where k is 3 in convolutional slots and else 1, or that of the layer that
+  // the slot spans.
+  Newborns(int channels, Family family, int layers, int units, const double* weights,
+           std::optional<Span> span)
       : channels_(channels), units_(units), kernel_(family == Family::conv ? 3 : 1),
-        layers_(layers),
-        weights_(weights, weights + ptrdiff_t(units) * channels * kernel_ * kernel_),
+        layers_(layers), conv_(family == Family::conv), span_(span),
+        weights_(weights, weights + weight_count()),
         ones_(size_t(std::max(channels, units)), T(1)),
         zeros_(size_t(std::max(channels, units)), T(0)),
-        gradient_(size_t(channels) * size_t(std::max(channels * kernel_ * kernel_, units))) {}
+        gradient_(size_t(channels) * size_t(kernel_ * kernel_ * std::max(channels, units))) {}
 
   // Writes one gradient norm for each LastLayer, NaN for those that are not wanted. `products` are
   // the sums of g x by channel.
@@ -130,7 +131,29 @@ class Newborns {
     arena.give_back(chosen);
   }
 
+  // As `measure`, in a slot that spans a layer, from the input of this layer.
+  // Twin of kasmina.newborns._unit_norm.
+  void measure_units(Maps<T> source, Maps<T> g, Arena<T>& arena, T* norms) {
+    std::fill(norms, norms + kLastLayers, std::numeric_limits<T>::quiet_NaN());
+    Maps<T> hidden = arena.maps(source, units_);
+    convolve(source, weights_.data(), span_->kernel, hidden);
+    if (conv_)
+      normalise(hidden, true, arena, hidden);
+    else
+      rectify(hidden);
+    MaxPool<T> most;
+    MeanPool<T> mean;
+    if (span_->pooled) hidden = most.forward(hidden, arena);
+    if (span_->last) hidden = mean.forward(hidden, arena);
+    norms[int(LastLayer::hidden)] = correlation(g, hidden, span_->outgoing_kernel(), {});
+  }
+
  private:
+  ptrdiff_t weight_count() const {
+    const int inputs = span_ ? span_->inputs : channels_, kernel = span_ ? span_->kernel : kernel_;
+    return ptrdiff_t(units_) * inputs * kernel * kernel;
+  }
+
   bool wants(LastLayer layer) const { return (layers_ >> int(layer) & 1) != 0; }
 
   void normalise(Maps<T> x, bool rectify, Arena<T>& arena, Maps<T> y) const {
@@ -207,6 +230,8 @@ class Newborns {
   }
 
   int channels_, units_, kernel_, layers_;
+  bool conv_;
+  std::optional<Span> span_;
   std::vector<T> weights_, ones_, zeros_, gradient_;
 };
 

@@ -6,9 +6,12 @@
 //
 // At alpha 0 a seed is isolated: the output is x, f learns as if alpha were 1, and x gets no
 // gradient through it (the straight-through estimator).
+//
+// In a slot that spans a layer, f reads the input of this layer instead of x.
 
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "blueprints.h"
@@ -31,8 +34,9 @@ struct Seed {
 template <class T>
 class Slot : public Layer<T> {
  public:
-  Slot(int channels, int gate_offset, Family family)
-      : channels_(channels), gate_offset_(gate_offset), family_(family), branches_(kKinds) {
+  Slot(int channels, int gate_offset, Family family, std::optional<Span> span)
+      : channels_(channels), gate_offset_(gate_offset), family_(family), span_(span),
+        branches_(kKinds) {
     const int hidden = std::max(8, channels / 4);
     gate_ = std::make_unique<Chain<T>>();
     if (family != Family::sequence) gate_->add(std::make_unique<MeanPool<T>>());
@@ -44,7 +48,9 @@ class Slot : public Layer<T> {
   // the slot as a layer of the host has none.
   Layer<T>& branch(int kind) {
     std::unique_ptr<Layer<T>>& layers = branches_[size_t(kind)];
-    if (layers == nullptr) layers = make_branch<T>(Kind(kind), channels_, family_);
+    if (layers == nullptr)
+      layers = span_ ? make_spanning_branch<T>(Kind(kind), *span_, channels_, family_)
+                     : make_branch<T>(Kind(kind), channels_, family_);
     return *layers;
   }
 
@@ -61,17 +67,30 @@ class Slot : public Layer<T> {
 
   const Seed<T>& seed() const { return seed_; }
 
+  const std::optional<Span>& span() const { return span_; }
+
+  // What f reads in a slot that spans a layer. Without a gradient, `source_gradient` stays empty.
+  void set_source(Maps<T> source, bool needs_gradient) {
+    source_ = source;
+    source_needs_gradient_ = needs_gradient;
+  }
+
+  // The gradient of the source; empty if the last backward pass found none.
+  Maps<T> source_gradient() const { return source_gradient_; }
+
   // Changes the alpha of the bound seed; at 0 `evaluate` skips the seed.
   void set_alpha(T alpha) { seed_.alpha = alpha; }
 
   Maps<T> forward(Maps<T> x, Arena<T>& arena) override {
     if (seed_.kind < 0) return x;
     x_ = x;
-    f_ = branch(seed_.kind).forward(x, arena);
+    f_ = branch(seed_.kind).forward(span_ ? source_ : x, arena);
     if (seed_.form == Form::gate) open_gate(x, arena);
     if (seed_.form == Form::multiply)
       transform(f_, [](Vector<T> f) { return hyperbolic_tangent<T>(f); });
-    return isolated() ? x : attached(arena);
+    if (!isolated()) return attached(arena);
+    // The layer after a span may overwrite its input.
+    return span_ ? arena.copy(x) : x;
   }
 
   Maps<T> evaluate(Maps<T> x, Arena<T>& arena) override {
@@ -79,6 +98,7 @@ class Slot : public Layer<T> {
   }
 
   Maps<T> backward(Maps<T> dy, bool, Arena<T>& arena) override {
+    source_gradient_ = {};
     if (seed_.kind < 0) return dy;
     const T factor = isolated() ? T(1) : seed_.alpha;
     const bool as_it_is =
@@ -89,12 +109,17 @@ class Slot : public Layer<T> {
     if (seed_.form == Form::multiply) multiply_back(dy, df, flows);
     Maps<T> through_gate;
     if (seed_.form == Form::gate) through_gate = gate_back(df, flows, arena);
-    const Maps<T> dx = branch(seed_.kind).backward(df, flows, arena);
+    const bool read_flows = flows && (!span_ || source_needs_gradient_);
+    const Maps<T> dx = branch(seed_.kind).backward(df, read_flows, arena);
     if (!as_it_is && df.data != dx.data) arena.give_back(df);
     if (!flows) return dy;
     const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
-    combine(dy, dy, dx, add);
-    arena.give_back(dx);
+    if (span_) {
+      source_gradient_ = dx;
+    } else {
+      combine(dy, dy, dx, add);
+      arena.give_back(dx);
+    }
     if (seed_.form == Form::gate) combine(dy, dy, through_gate, add);
     return dy;
   }
@@ -155,10 +180,12 @@ class Slot : public Layer<T> {
 
   int channels_, gate_offset_;
   Family family_;
+  std::optional<Span> span_;
   std::vector<std::unique_ptr<Layer<T>>> branches_;
   std::unique_ptr<Chain<T>> gate_;
   Seed<T> seed_;
-  Maps<T> x_, f_, gates_;
+  Maps<T> x_, f_, gates_, source_, source_gradient_;
+  bool source_needs_gradient_ = false;
 };
 
 }  // namespace esper::hosts

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "calls.h"
@@ -35,10 +36,10 @@ class Worker {
     slots_.resize(size_t(spec.slots));
     for (int s = 0; s < spec.slots; ++s) {
       watched_.push_back({{spec.slot_channels[s], spec.family, spec.last_layers[s],
-                           spec.hidden_units, spec.hidden_weights[s]}});
+                           spec.hidden_units, spec.hidden_weights[s], span_of(s)}});
       seed_gradient_.emplace_back(size_t(spec.slot_width[s]));
     }
-    int block = 0, block_end = 0;
+    std::vector<int> block_begins, block_ends;
     size_t norm = 0;
     for (int i = 0; i < spec.steps; ++i) {
       const int number = spec.program[2 * i + 1];
@@ -46,28 +47,37 @@ class Worker {
         case Step::input:
           break;
         case Step::block:
-          block = parameters_;
+          block_begins.push_back(parameters_);
           if (spec.family == Family::sequence) {
             add_transformer_block(number, spec.block_channels[number]);
           } else {
+            const size_t stage = stages_.size();
             add(std::make_unique<Convolution<T>>(channels, spec.block_channels[number],
                                                  dense ? 1 : spec.kernel));
-            norm = stages_.size();
-            add(std::make_unique<BatchNorm<T>>(spec.block_channels[number]));
-            stages_[norm].norm = static_cast<BatchNorm<T>*>(stages_[norm].layer.get());
+            for (int s = 0; s < spec.slots; ++s)
+              if (spec.slot_span[s] == number) stages_[stage].spans.push_back(size_t(s));
           }
           channels = spec.block_channels[number];
-          block_end = parameters_;
+          block_ends.push_back(parameters_);
           break;
-        case Step::slot:
+        case Step::norm:
+          norm = stages_.size();
+          add(std::make_unique<BatchNorm<T>>(channels));
+          stages_[norm].norm = static_cast<BatchNorm<T>*>(stages_[norm].layer.get());
+          block_ends.back() = parameters_;
+          break;
+        case Step::slot: {
+          const int span = spec.slot_span[number];
+          const size_t block = span < 0 ? block_ends.size() - 1 : size_t(span);
           stage_of_slot_[size_t(number)] = stages_.size();
-          watched_[size_t(number)].block = block;
-          watched_[size_t(number)].block_end = block_end;
+          watched_[size_t(number)].block = block_begins[block];
+          watched_[size_t(number)].block_end = block_ends[block];
           add(std::make_unique<Slot<T>>(spec.slot_channels[number], spec.gate_offset[number],
-                                        spec.family));
+                                        spec.family, span_of(number)));
           slots_[size_t(number)] = static_cast<Slot<T>*>(stages_.back().layer.get());
           stages_.back().slot = number;
           break;
+        }
         case Step::pool:
           if (pools_slots_only(norm)) stages_[norm].pool = stages_.size();
           add(std::make_unique<MaxPool<T>>());
@@ -102,7 +112,8 @@ class Worker {
           labels_of(x, [&](int i) { return call.labels + drawn[i] * predictions_; });
       for (const Passage& passage : path_) {
         Stage& stage = stages_[passage.stage];
-        if (stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
+        for (size_t s : stage.spans) watch_source(s, x, passage.stage > 0);
+        if (stage.slot >= 0) watched_[size_t(stage.slot)].x = measured ? kept(stage.slot, x) : x;
         x = passage.pooled ? stage.norm->forward(x, true, arena_) : stage.layer->forward(x, arena_);
       }
       total.add(score_batch(x, labels));
@@ -144,7 +155,9 @@ class Worker {
         arena_.release(mark);
         set_alphas(call.variant_alpha + v * count);
         const size_t start = size_t(call.start[v]);
-        x = evaluate_from(stage_of_slot_[start], watched_[start].x);
+        for (int s = 0; s < count; ++s)
+          if (spans(s)) slots_[size_t(s)]->set_source(watched_[size_t(s)].source, false);
+        x = evaluate_from(stage_of_slot_[start], kept(int(start), watched_[start].x));
         totals[size_t(1 + v - first)].add(score_batch(x, labels));
       }
     }
@@ -167,6 +180,7 @@ class Worker {
     int slot = -1;                 // number of the slot that `layer` is; -1 for a layer of the host
     BatchNorm<T>* norm = nullptr;  // `layer` if it is a BatchNorm
     size_t pool = 0;               // the stage that pools its output, with slots alone between
+    std::vector<size_t> spans;     // slots whose seeds read its input
   };
 
   // A stage on the way of a minibatch; `pooled` if it does the work of the stages up to its pool.
@@ -180,7 +194,34 @@ class Worker {
     Newborns<T> newborns;
     int block = 0, block_end = 0;  // columns of the block feeding the slot
     Maps<T> x = {};                // input of the slot
+    Maps<T> source = {};           // input of the layer that it spans
   };
+
+  // The layer that a slot spans.
+  std::optional<Span> span_of(int slot) const {
+    const int block = spec_.slot_span[slot];
+    if (block < 0) return std::nullopt;
+    const bool dense = spec_.family == Family::mlp, last = block + 2 == spec_.blocks;
+    bool pooled = false;
+    for (int i = 0; i < spec_.steps; ++i)
+      pooled |= Step(spec_.program[2 * i]) == Step::pool && spec_.program[2 * i + 1] == block;
+    const int inputs = block > 0 ? spec_.block_channels[block - 1]
+                                 : spec_.channels * (dense ? spec_.height * spec_.width : 1);
+    return Span{inputs, spec_.block_channels[block], dense ? 1 : spec_.kernel, pooled, last};
+  }
+
+  bool has_seed(int slot) const { return slots_[size_t(slot)]->seed().kind >= 0; }
+
+  bool spans(int slot) const { return slots_[size_t(slot)]->span().has_value(); }
+
+  // The input x of a slot; a copy where the layer after it may overwrite x.
+  Maps<T> kept(int slot, Maps<T> x) { return spans(slot) ? arena_.copy(x) : x; }
+
+  // Lets a slot and what measures it read x.
+  void watch_source(size_t slot, Maps<T> x, bool needs_gradient) {
+    watched_[slot].source = x;
+    slots_[slot]->set_source(x, needs_gradient);
+  }
 
   void add(std::unique_ptr<Layer<T>> layer) {
     parameters_ += layer->parameters();
@@ -213,7 +254,7 @@ class Worker {
     for (size_t i = 0; i < stages_.size(); ++i) {
       bool pooled = !all && stages_[i].pool > 0;
       for (size_t j = i + 1; pooled && j < stages_[i].pool; ++j)
-        pooled = slots_[size_t(stages_[j].slot)]->seed().kind < 0;
+        pooled = !has_seed(stages_[j].slot);
       path_.push_back({i, pooled});
       if (pooled) i = stages_[i].pool;
     }
@@ -224,7 +265,13 @@ class Worker {
     for (const Passage& passage : path_) {
       if (passage.stage < first) continue;
       Stage& stage = stages_[passage.stage];
-      if (first == 0 && stage.slot >= 0) watched_[size_t(stage.slot)].x = x;
+      for (size_t s : stage.spans) {
+        if (first == 0)
+          watch_source(s, x, false);
+        else
+          slots_[s]->set_source(x, false);
+      }
+      if (first == 0 && stage.slot >= 0) watched_[size_t(stage.slot)].x = kept(stage.slot, x);
       x = passage.pooled ? stage.norm->evaluate(x, true, arena_) : stage.layer->evaluate(x, arena_);
     }
     return x;
@@ -344,6 +391,12 @@ class Worker {
       if (measures && stage.slot >= 0) measure_slot(stage.slot, dy, measures);
       const Maps<T> dx = stage.layer->backward(dy, i > 0, arena_);
       if (dx.data != dy.data) arena_.give_back(dy);
+      for (size_t s : stage.spans) {
+        const Maps<T> through = slots_[s]->source_gradient();
+        if (through.data == nullptr) continue;
+        combine(dx, dx, through, [](Vector<T> a, Vector<T> b) { return a + b; });
+        arena_.give_back(through);
+      }
       dy = dx;
     }
   }
@@ -352,7 +405,7 @@ class Worker {
   // seed.
   // Twin of tolaria.slot_measures.slot_measures.
   void measure_slot(int s, Maps<T> dy, T* measures) {
-    if (slots_[size_t(s)]->seed().kind >= 0) return;
+    if (has_seed(s)) return;
     Watched& watched = watched_[size_t(s)];
     const Maps<T> x = first_half(watched.x, arena_), g = first_half(dy, arena_);
     const SlotSums<T> found = slot_sums(x, g);
@@ -364,7 +417,13 @@ class Worker {
     own[int(SlotStatistic::gradient)] = std::sqrt(found.gradient_squares * predictions * factor);
     own[int(SlotStatistic::activation)] = std::sqrt(found.squares / count);
     own[int(SlotStatistic::active_share)] = found.active / count;
-    watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
+    if (spans(s)) {
+      const Maps<T> source = first_half(watched.source, arena_);
+      watched.newborns.measure_units(source, g, arena_, own + kStatistics);
+      arena_.give_back(source);
+    } else {
+      watched.newborns.measure(x, g, found.products, arena_, own + kStatistics);
+    }
     for (int layer = 0; layer < kLastLayers; ++layer) own[kStatistics + layer] *= factor;
     arena_.give_back(g);
     arena_.give_back(x);
@@ -373,7 +432,7 @@ class Worker {
   // Writes the gradient-to-weight ratios, once the backward pass has found the host's gradient.
   void measure_blocks(const T* parameters, T* measures) const {
     for (int s = 0; s < slot_count(); ++s) {
-      if (slots_[size_t(s)]->seed().kind >= 0) continue;
+      if (has_seed(s)) continue;
       const Watched& watched = watched_[size_t(s)];
       const ptrdiff_t count = watched.block_end - watched.block;
       measures[s * kSlotMeasures + int(SlotStatistic::gradient_ratio)] =
