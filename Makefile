@@ -25,7 +25,7 @@ DOCS := $(VENV)/.ready-docs
 .PHONY: demo lint types warm quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
 
 demo: $(INSTALLED)
-	$(BIN)/esper train ppo --task digits_shift --envs 16 --rounds 13
+	$(BIN)/esper train ppo --task digits_shift --slots wide --envs 16 --rounds 13
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks scripts examples

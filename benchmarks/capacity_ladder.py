@@ -7,9 +7,11 @@ Rules are learned on the hosts of ``capacity_home.py`` as ``capacity_page.py`` p
 are kept in ``runs/capacity_ladder``.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import capacity_home
@@ -17,14 +19,18 @@ import numpy as np
 import torch
 from capacity_page import HOSTS as LESSONS
 from capacity_page import best_result, played
-from capacity_plays import WIDENINGS, outcomes, short_statics, utility
+from capacity_plays import WIDENINGS, operations_of, outcomes, short_statics, utility
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
 from reporting import kept, made_on, new_parser, publish, table
+from scipy.stats import spearmanr
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from esper.kasmina.width_prior import GAINS
 from esper_lab.capacity import ladder
 from esper_lab.capacity.hosts import Host
-from esper_lab.capacity.training import grown
+from esper_lab.capacity.training import PRETRAINING, grown
+from esper_lab.capacity.training import arrival as arrival_of
 from esper_lab.evaluation import (
     BEST_FIXED,
     CAPACITY,
@@ -44,6 +50,7 @@ from esper_lab.shipped_controls import ShippedControls, write_shipped
 WORK = Path("runs/capacity_ladder")
 HOSTS, SETS = 200, 3
 POLICIES = "widen", "deepen", "rule", "heuristic", "keep-or-move"
+Rows = list[tuple[str, ...]]
 HEADS = "", "utility, points", "above never", "on validation", "parameters", "widen − this"
 
 
@@ -120,6 +127,116 @@ def _of_plans(hosts: list[Outcomes], plans: list[int]) -> list[list[dict[str, An
     return [[order[i] for order in host["plans"]] for host, i in zip(hosts, plans, strict=True)]
 
 
+def watched_growth(host: Host) -> dict[str, Any]:
+    """A training with ``POLICIES[0]``: what it did, and multiplications and additions, trials too.
+
+    As in ``capacity_plays.operations_of``: three times those of the forward passes of training.
+    """
+    data, small = arrival_of(host)
+    total = 0.0
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal total
+        if module.training and isinstance(module, nn.Linear | nn.Conv2d):
+            total += 6.0 * output.numel() * module.weight[0].numel()
+
+    handle = register_module_forward_hook(count)
+    try:
+        entry = grown(POLICIES[0], host)
+    finally:
+        handle.remove()
+    before = PRETRAINING * host.samples * operations_of(small, data.x) if host.trained else 0.0
+    return {"operations": total - before, "actions": entry["actions"]}
+
+
+_TRIAL = re.compile(r"([+-][\d.]+).* with and without them .*, and ([+-][\d.]+) expected")
+
+
+def prediction_rows(hosts: list[Outcomes], growths: list[Outcomes], plans: list[int]) -> Rows:
+    """How well gains are foretold where layers are tried: rank correlations with those at the end.
+
+    Args:
+        hosts: ``all_controls`` of all hosts.
+        growths: ``watched_growth`` of them.
+        plans: index of the factor that the table chooses for each host.
+    """
+    trial, study, gain, paid = [], [], [], []
+    for host, growth, plan in zip(hosts, growths, plans, strict=True):
+        match = next(filter(None, map(_TRIAL.search, growth["actions"])), None)
+        if match is None or plan == 0:
+            continue
+        scale = 1.0 if host["outputs"] > 1 else 100.0
+        trial.append(scale * float(match[1]))
+        study.append(scale * float(match[2]))
+        orders = [(order[plan], order[0]) for order in host["plans"]]
+        gain.append(fmean(100.0 * (wide["test"] - narrow["test"]) for wide, narrow in orders))
+        worth = [[utility(one, host) for one in pair] for pair in orders]
+        paid.append(fmean(wide - narrow for wide, narrow in worth) > 0.0)
+    draws = np.random.default_rng(0).integers(len(gain), size=(2000, len(gain)))
+    predictions = {"trial": trial, "study": study, "both": np.add(trial, study).tolist()}
+    lines = []
+    for name, values in predictions.items():
+        ranks = [spearmanr(np.array(values)[d], np.array(gain)[d]).statistic for d in draws]
+        ends = np.quantile(ranks, (0.025, 0.975))
+        mean = float(spearmanr(values, gain).statistic)
+        lines.append((name, points_text([mean, *map(float, ends)], ".2f")))
+    return [*lines, (f"{len(gain)} hosts, of which {sum(paid)} profit", "")]
+
+
+def compute_rows(
+    hosts: list[Outcomes],
+    rungs: dict[str, Rung],
+    ours: tuple[Rung, list[float]],
+    where: np.ndarray,
+) -> Rows:
+    """Operations, score and utility of rungs on some hosts.
+
+    Args:
+        hosts: ``all_controls`` of all hosts.
+        rungs: the controls by name.
+        ours: the policy's rung, and its operations on each host.
+        where: the hosts.
+    """
+
+    def total(column: str) -> list[float]:
+        return [sum(one["operations"] for one in host[column]) for host in hosts]
+
+    def of_choice(name: str) -> list[float]:
+        chosen = zip(hosts, rungs[name].chosen or [], strict=True)
+        return [float(np.mean([order[i]["operations"] for order in h["plans"]])) for h, i in chosen]
+
+    lookup = rungs[LOOKUP].chosen or []
+    never = np.array([host["statics"][0]["operations"] for host in hosts])
+    operations = {
+        NEVER_GROW: never.tolist(),
+        BEST_FIXED: of_choice(BEST_FIXED),
+        LOOKUP: of_choice(LOOKUP),
+        STATIC_LOOKUP: [h["statics"][i]["operations"] for h, i in zip(hosts, lookup, strict=True)],
+        SHORT_SWEEP: total("short"),
+        SWEEP: total("statics"),
+    }
+    policy, spent = ours
+    lines = []
+    for rung, each in [*((rungs[n], x) for n, x in operations.items()), (policy, spent)]:
+        score = points(np.array(rung.score)[where], [None] * int(where.sum()))
+        ratio = float(np.mean((np.array(each) / never)[where]))
+        worth = 100.0 * float(np.mean(np.array(rung.utility)[where]))
+        lines.append((rung.name, f"{ratio:.2f}", points_text(score, ".1f"), f"{worth:.1f}"))
+    # Of the static networks, whose operations grow with their size, the one with as many.
+    same = [
+        np.interp(
+            np.log(x),
+            [np.log(one["operations"]) for one in host["statics"]],
+            [utility(one, host) for one in host["statics"]],
+        )
+        for host, x in zip(hosts, spent, strict=True)
+    ]
+    change = points(np.subtract(policy.utility, same)[where], [None] * int(where.sum()))
+    worth = 100.0 * float(np.mean(np.array(same)[where]))
+    equal = "static network with as many operations", "", f"widen − this {points_text(change)}"
+    return [*lines, (*equal, f"{worth:.1f}")]
+
+
 def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[str, ...]]:
     """The rungs of all policies on some hosts, and how far the first policy is above each."""
     first = evaluations[POLICIES[0]]
@@ -171,6 +288,24 @@ def main() -> None:
     sets = [
         (f"{part[0] + 1} to {part[-1] + 1}", *differences(first, opponents, part))
         for part in np.array_split(np.arange(HOSTS), SETS)
+    ]
+    growths = [
+        kept(WORK / f"growth-{number}.json", partial(watched_growth, host))
+        for number, host in enumerate(hosts)
+    ]
+    spent = [growth["operations"] for growth in growths]
+    heads = "", "training operations, times never grown", "test score, points", "utility, points"
+    for kind, where in groups.items():
+        by_name = {rung.name: rung for rung in rungs}
+        lines = compute_rows(fresh, by_name, (first.rungs[-1], spent), where)
+        parts += [f"## Compute, {kind.lower()}", table(heads, lines)]
+    lookup = next(rung for rung in rungs if rung.name == LOOKUP)
+    lines = prediction_rows(fresh, growths, lookup.chosen or [])
+    parts += [
+        "## Predictions",
+        "Rank correlation with the gain of test score at the end, without the price, of the factor "
+        "of the table in both orders of the data; the study's prediction is after the price.",
+        table(("prediction", "rank correlation"), lines),
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
     ours = first.rungs[-1].utility

@@ -32,7 +32,7 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.policy.features import utility
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "growth.svg"
-SETTINGS: dict[str, Any] = {"task": "digits_shift"}
+SETTINGS: dict[str, Any] = {"task": "digits_shift", "slots": ("wide",)}
 """All other settings keep their defaults, as in ``esper train ppo``."""
 
 STAGES = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILISED")

@@ -230,7 +230,8 @@ def backends(results: Path) -> str:
 
 def results_table(results: Path) -> str:
     """The main comparisons in at most eight lines, those included that growing loses: a table."""
-    rows = [*_widening_rows(results), *_policy_rows(results), *_looking_rows(results)]
+    rows = [*_widening_rows(results), *_slot_rows(results), *_policy_rows(results)]
+    rows += _looking_rows(results)
     tasks = read("tasks", results)
     if tasks is not None:
         paying = sum(one["above_network"][1] > 0.0 for one in tasks.values())
@@ -263,6 +264,16 @@ def _widening_rows(results: Path) -> list[tuple[str, str, str, str]]:
     ]
 
 
+def _slot_rows(results: Path) -> list[tuple[str, str, str, str]]:
+    """What PPO gains where its seeds make layers wider."""
+    slots = read("spanning_slots", results)
+    if slots is None:
+        return []
+    who = f"PPO, layers become wider, {slots['seeds']} seeds"
+    difference = _judged(slots["ppo_minus_default"]["wide"])
+    return [(who, "seeds behind layers", difference, "spanning_slots")]
+
+
 def _policy_rows(results: Path) -> list[tuple[str, str, str, str]]:
     """The policies of the training suite on the held-out suite."""
     suite = read("suite", results)
@@ -277,16 +288,14 @@ def _policy_rows(results: Path) -> list[tuple[str, str, str, str]]:
 
 
 def _looking_rows(results: Path) -> list[tuple[str, str, str, str]]:
-    """The policies that learned from recorded branches, on the families that pass the gate."""
+    """The policies that learned from recorded branches, on the family where a look pays."""
     rows = []
-    for page, family in (("policy", "one_seed"), ("policy_adaptation", "adaptation")):
-        if (study := read(page, results)) is None:
-            continue
+    study = read("policy", results)
+    if study is not None:
         one = study["policies"]["greedy"]
-        who = f"{len(one['by_controller'])} policies from records, `{family}`"
-        rows.append((who, f"best rule (*{one['rule']}*)", _judged(one["above_rule"]), page))
-        if family == "one_seed":
-            rows.append((who, NEVER_GROWS, _judged(one["above_network"]), page))
+        who = f"{len(one['by_controller'])} policies from records, `one_seed`"
+        rows.append((who, f"best rule (*{one['rule']}*)", _judged(one["above_rule"]), "policy"))
+        rows.append((who, NEVER_GROWS, _judged(one["above_network"]), "policy"))
     return rows
 
 
@@ -304,8 +313,8 @@ def picture(results: Path) -> str:
     host, grown = match(r"twin (\d+) parameters, grown host (\d+)", description)
     return (
         f"*A host of {host} parameters, {grown} when grown, and its never-grow twin, which has the "
-        f"same initial weights and minibatches. Of the last {envs} episodes of `esper train ppo` "
-        f"it has the median gain, {gain} ([script](scripts/draw_growth.py)).*"
+        f"same initial weights and minibatches. Of the last {envs} episodes of `esper train ppo "
+        f"--slots wide` it has the median gain, {gain} ([script](scripts/draw_growth.py)).*"
     )
 
 

@@ -114,7 +114,8 @@ OWN = str(Path(__file__).parent.parent / "examples" / "own_model.py")
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({"task": "digits_mlp"}, id="mlp"),
+        pytest.param({"task": "digits_mlp", "slots": ("r0c0", "wide")}, id="mlp"),
+        pytest.param({"slots": ("wide",)}, id="wide", marks=SLOW),
         pytest.param({"task": "own_model", "plugin": [OWN]}, id="module", marks=SLOW),
         pytest.param({"task": "text_gpt", "batch_size": 2, "envs": 2}, id="text", marks=SLOW),
         pytest.param({"task": "suite", "envs": 14, "shapes": 3}, id="suite", marks=SLOW),

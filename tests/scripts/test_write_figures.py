@@ -215,13 +215,18 @@ def test_policies_that_look_stand_where_their_intervals_put_them(tmp_path: Path)
     assert "on all draws +0.5 [-0.1, +1.1], **neither above nor below**" in both
     lines = TEXTS["results"](tmp_path).splitlines()
     assert lines[2:] == [
-        f"| [8 policies from records, `{family}`](benchmarks/results/{page}.md) | {row} |"
-        for page, family, row in (
-            ("policy", "one_seed", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
-            ("policy", "one_seed", "best network that never grows | **-3.0 [-4.5, -1.5]**"),
-            ("policy_adaptation", "adaptation", "best rule (*one look*) | **+2.0 [+0.5, +3.5]**"),
+        f"| [8 policies from records, `one_seed`](benchmarks/results/policy.md) | {row} |"
+        for row in (
+            "best rule (*one look*) | **+2.0 [+0.5, +3.5]**",
+            "best network that never grows | **-3.0 [-4.5, -1.5]**",
         )
     ]
+    put(tmp_path, "spanning_slots", {"seeds": 8, "ppo_minus_default": {"wide": [9.0, -1.0, 19.0]}})
+    first = TEXTS["results"](tmp_path).splitlines()[2]
+    assert first == (
+        "| [PPO, layers become wider, 8 seeds](benchmarks/results/spanning_slots.md) | "
+        "seeds behind layers | +9.0 [-1.0, +19.0] |"
+    )
 
 
 def test_growing_pays_where_it_is_above_the_best_network_without(tmp_path: Path) -> None:

@@ -42,10 +42,7 @@ def beginning(host: Host, data: Split, small: nn.Module, order: int = 1) -> nn.M
 
 
 def grown(policy: str, host: Host) -> Entry:
-    """What ``esper.grow`` makes of a host in the first order of its data.
-
-    A policy that finds no place for a seed grows nothing.
-    """
+    """What ``esper.grow`` makes of a host in the first order of its data; nothing without slots."""
     data, small = arrival(host)
     model, seed = beginning(host, data, small), 1000 + host.seed
     try:
@@ -75,6 +72,7 @@ def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, 
         "validation": max(0.0, result.validation.figure),
         "test": max(0.0, result.test.figure),
         "parameters": result.parameters,
+        "actions": [line for record in result.history for line in record.actions],
     }
 
 

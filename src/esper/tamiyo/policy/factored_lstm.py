@@ -27,7 +27,7 @@ from esper.tamiyo.policy.layers import Head, ParallelHeads, StepwiseLSTM
 
 OP_BIAS: dict[Op, float] = {
     Op.WAIT: 4.0,
-    Op.GERMINATE: 0.0,
+    Op.GERMINATE: 2.0,
     Op.SET_ALPHA_TARGET: 0.0,
     Op.PRUNE: -3.0,
     Op.FOSSILISE: 4.0,
@@ -35,7 +35,9 @@ OP_BIAS: dict[Op, float] = {
 }
 """Initial biases of the op head. Without them a new policy prunes what it grows, learns that
 growing only costs, and stops growing. With ADVANCE 2 and FOSSILISE 0 an untrained policy fossilised
-2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %."""
+2.6 % of its germinated seeds in 40-step episodes, too few to learn from; with these biases 32 %.
+With GERMINATE 0 one run in eight learned to wait for ever before it had seen a seed pay
+(``benchmarks/growth_defaults.py``)."""
 
 FULL_ALPHA_BIAS = 2.0
 """Initial bias of alpha target 1. A seed with a lower target is priced but cannot be fossilised
