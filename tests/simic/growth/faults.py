@@ -82,12 +82,12 @@ def in_seed_output(row: int, bad: float, slot: int, minibatch: int = 0) -> Fault
         host_slot = shard.engine.slots[slot]
         coming: list[Tensor] = []
 
-        def announced(spec, plan, store: Tensor, x: Tensor) -> Tensor:
+        def announced(spec, plan, store: Tensor, x: Tensor, source: Tensor | None) -> Tensor:
             coming[:] = [group.rows for group in plan.groups]
-            return block(spec, plan, store, x)
+            return block(spec, plan, store, x, source)
 
-        def poisoned(spec, kind, form, parameters, x: Tensor) -> Tensor:
-            f, rows = original(spec, kind, form, parameters, x), coming.pop(0)
+        def poisoned(spec, kind, form, parameters, *read: Tensor | None) -> Tensor:
+            f, rows = original(spec, kind, form, parameters, *read), coming.pop(0)
             here = spec is host_slot and bool((rows == row).any())
             if here and torch.is_grad_enabled() and next(calls) == minibatch:
                 f = f.clone()
