@@ -188,8 +188,8 @@ def compute_rows(
     rungs: dict[str, Rung],
     ours: tuple[Rung, list[float]],
     where: np.ndarray,
-) -> Rows:
-    """Operations, score and utility of rungs on some hosts.
+) -> tuple[Rows, str]:
+    """Operations, score and utility of rungs on some hosts, and a line on equal operations.
 
     Args:
         hosts: ``all_controls`` of all hosts.
@@ -216,7 +216,7 @@ def compute_rows(
         SWEEP: total("statics"),
     }
     policy, spent = ours
-    lines = []
+    lines: Rows = []
     for rung, each in [*((rungs[n], x) for n, x in operations.items()), (policy, spent)]:
         score = points(np.array(rung.score)[where], [None] * int(where.sum()))
         ratio = float(np.mean((np.array(each) / never)[where]))
@@ -233,8 +233,10 @@ def compute_rows(
     ]
     change = points(np.subtract(policy.utility, same)[where], [None] * int(where.sum()))
     worth = 100.0 * float(np.mean(np.array(same)[where]))
-    equal = "static network with as many operations", "", f"widen − this {points_text(change)}"
-    return [*lines, (*equal, f"{worth:.1f}")]
+    return lines, (
+        f"A static network whose training takes as many operations as that with `widen` has a "
+        f"utility of {worth:.1f} points; `widen` minus it: {points_text(change)}."
+    )
 
 
 def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[str, ...]]:
@@ -297,15 +299,15 @@ def main() -> None:
     heads = "", "training operations, times never grown", "test score, points", "utility, points"
     for kind, where in groups.items():
         by_name = {rung.name: rung for rung in rungs}
-        lines = compute_rows(fresh, by_name, (first.rungs[-1], spent), where)
-        parts += [f"## Compute, {kind.lower()}", table(heads, lines)]
+        lines, line = compute_rows(fresh, by_name, (first.rungs[-1], spent), where)
+        parts += [f"## Compute, {kind.lower()}", table(heads, lines), line]
     lookup = next(rung for rung in rungs if rung.name == LOOKUP)
-    lines = prediction_rows(fresh, growths, lookup.chosen or [])
+    ranks = prediction_rows(fresh, growths, lookup.chosen or [])
     parts += [
         "## Predictions",
         "Rank correlation with the gain of test score at the end, without the price, of the factor "
         "of the table in both orders of the data; the study's prediction is after the price.",
-        table(("prediction", "rank correlation"), lines),
+        table(("prediction", "rank correlation"), ranks),
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
     ours = first.rungs[-1].utility

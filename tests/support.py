@@ -114,7 +114,7 @@ SPANNED = (
     small_host(slot_names=CNN_SLOTS),
     small_host(pools=2, image=(7, 6, 2), slot_names=("wide0", "wide1")),
     small_host(channels=(3, 4, 5), pools=0, slot_names=("wide0", "wide1", "wide2")),
-    small_host(kernel=1, channels=(3,), pools=1, slot_names=("wide0", "r0c0")),
+    small_host(kernel=1, channels=(3,), pools=1, slot_names=("wide0",)),
     small_mlp(widths=(4, 5), slot_names=("r0c0", "wide0", "r0c1", "wide1")),
     small_mlp(widths=(3,), slot_names=("wide0",)),
 )
@@ -157,13 +157,14 @@ def mixed_gardens(slots: int, rows: int, names: tuple[str, ...] = BLUEPRINT_NAME
 
 def gardens_of(host: Host, rows: int) -> list[Garden]:
     """``every_plant`` that each slot accepts, dealt at random, with a tenth of the slots empty."""
-    columns = []
+    columns, longest = [], 0
     for slot in host.slots:
         plants: list[Plant | None] = [*every_plant(tuple(BLUEPRINTS[k] for k in slot.kinds))]
         plants += [None] * (len(plants) // 10)
         random.Random(slot.name).shuffle(plants)
         columns.append(itertools.cycle(plants))
-    count = -(-max(len(every_plant(names_of(host))) * 11 // 10, rows) // rows) * rows
+        longest = max(longest, len(plants))
+    count = -(-longest // rows) * rows
     environments = [
         {s: plant for s, plant in enumerate(plants) if plant is not None}
         for plants in itertools.islice(zip(*columns, strict=True), count)
