@@ -54,7 +54,7 @@ class SlotSpec:
         """Indices of the blueprints that can live here."""
         fitting = blueprints.of_family(self.family)
         if self.span is not None:
-            names = blueprints.SPANNING[self.family]
+            names = blueprints.ADDED_UNITS[self.family]
             fitting = tuple(kind for kind in fitting if BLUEPRINTS[kind] in names)
         return tuple(k for k in fitting if not self.accepts or BLUEPRINTS[k] in self.accepts)
 

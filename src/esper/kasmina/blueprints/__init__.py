@@ -17,16 +17,16 @@ from esper.kasmina.blueprints.blueprint import (
     branch,
     gate_fields,
 )
-from esper.kasmina.blueprints.spans import SPANNING, Span, span_blueprint, towards_next
+from esper.kasmina.blueprints.spans import ADDED_UNITS, Span, span_blueprint, towards_next
 from esper.leyline.actions import BLUEPRINTS, EMPTY, add_blueprint
 from esper.leyline.errors import UsageError
 
 __all__ = [
+    "ADDED_UNITS",
     "BUILDERS",
     "FAMILIES",
     "FORM_OF_STYLE",
     "SHIPPED_BLUEPRINTS",
-    "SPANNING",
     "Blueprint",
     "Form",
     "LastLayer",

@@ -12,11 +12,9 @@ from esper.kasmina.blueprints.blueprint import Blueprint, Parameters
 from esper.kasmina.ops import conv2d, dense, group_norm, max_pool, mean_pool, per_pixel
 from esper.kasmina.stack import ones, weight, zeros
 
-ADDED_UNITS = {"conv_small": 1, "conv_heavy": 3, "mlp_small": 1, "mlp": 3}
-"""New units of a blueprint for each unit that the layer has: twice or four times as many."""
-
-SPANNING = {"conv": ("conv_small", "conv_heavy"), "mlp": ("mlp_small", "mlp")}
-"""Names of the blueprints that can span a layer, by family of the slot."""
+ADDED_UNITS = {"conv": {"conv_small": 1, "conv_heavy": 3}, "mlp": {"mlp_small": 1, "mlp": 3}}
+"""By family of the slot, the blueprints that can span a layer, and their new units for each unit
+that the layer has: it becomes twice or four times as wide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Span:
 # Native twin: hosts/blueprints.h, make_spanning_branch.
 def span_blueprint(name: str, span: Span, family: str, outputs: int) -> Blueprint:
     """Units for the layer of ``span``, whose next layer has ``outputs`` channels."""
-    units = ADDED_UNITS[name] * span.units
+    units = ADDED_UNITS[family][name] * span.units
     return (_channels if family == "conv" else _features)(span, units, outputs)
 
 

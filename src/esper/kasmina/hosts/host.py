@@ -312,9 +312,9 @@ def resolve_slots(host: Host, names: tuple[str, ...]) -> tuple[str, ...]:
     active = tuple(slot.name for slot in host.slots)
     wide = tuple(slot.name for slot in host.all_slots if slot.span is not None)
     relative = {
-        "early": active[:1],
-        "mid": active[len(active) // 2 :][:1],
-        "late": active[-1:],
+        "early": (active[0],),
+        "mid": (active[len(active) // 2],),
+        "late": (active[-1],),
         "wide": wide or ("wide",),
     }
     slots = tuple(chain.from_iterable(relative.get(name, (name,)) for name in names))
