@@ -143,17 +143,21 @@ needs_bfloat16 = pytest.mark.skipif(
     not multiplies_bfloat16(), reason="this processor does not multiply bfloat16"
 )
 WIDE = small_host(channels=(32, 35), kernel=3, pools=0, image=(8, 8, 2))
+SPANNED_WIDE = replace(WIDE, slot_names=("wide0", "wide1"))
 
 
 @needs_bfloat16
+@pytest.mark.parametrize(
+    ("host", "first"), [(WIDE, "conv_light"), (SPANNED_WIDE, "conv_small")], ids=["slots", "spans"]
+)
 @pytest.mark.parametrize("seed", [3, 4])
-def test_wide_convolutions_err_as_under_autocast(seed: int):
+def test_wide_convolutions_err_as_under_autocast(seed: int, host: Host, first: str):
     """At most twice as much, and by half a percent where autocast is nearly exact."""
-    garden: Garden = [{}, {0: Plant("conv_light"), 1: Plant("conv_heavy")}]
-    exact = trained(WIDE, garden, NativeBackend(WIDE, F64), seed)
-    rounded = trained(WIDE, garden, NativeBackend(WIDE, F32, 1, True), seed)
-    mixed = TorchBackend(WIDE, Precision("cpu", torch.bfloat16))
-    autocast = trained(WIDE, garden, mixed, seed, F32)
+    garden: Garden = [{}, {0: Plant(first), 1: Plant("conv_heavy")}]
+    exact = trained(host, garden, NativeBackend(host, F64), seed)
+    rounded = trained(host, garden, NativeBackend(host, F32, 1, True), seed)
+    mixed = TorchBackend(host, Precision("cpu", torch.bfloat16))
+    autocast = trained(host, garden, mixed, seed, F32)
     for what, expected in exact.items():
         size = max(expected.norm().item(), 1e-4)
         error, usual = ((x[what].to(F64) - expected).norm().item() for x in (rounded, autocast))
