@@ -147,9 +147,7 @@ SPANNED_WIDE = replace(WIDE, slot_names=("wide0", "wide1"))
 
 
 @needs_bfloat16
-@pytest.mark.parametrize(
-    ("host", "first"), [(WIDE, "conv_light"), (SPANNED_WIDE, "conv_small")], ids=["slots", "spans"]
-)
+@pytest.mark.parametrize(("host", "first"), [(WIDE, "conv_light"), (SPANNED_WIDE, "conv_small")])
 @pytest.mark.parametrize("seed", [3, 4])
 def test_wide_convolutions_err_as_under_autocast(seed: int, host: Host, first: str):
     """At most twice as much, and by half a percent where autocast is nearly exact."""

@@ -112,7 +112,6 @@ def test_a_layer_with_units_computes_what_a_wider_layer_computes(
 
 @every_host
 def test_rows_of_different_widths_are_independent_bit_by_bit(host: Host, backend: str):
-    """Neighbours lose their seeds' finite numbers; the widths of a stack's rows differ."""
     garden = gardens_of(host, 8)[0]
     assert len({frozenset(p.blueprint for p in plants.values()) for plants in garden}) > 1
     rows, slots = len(garden), len(host.slots)
