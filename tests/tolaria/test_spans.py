@@ -1,5 +1,7 @@
 """Slots that span a layer: units change nothing at birth, learn aside, make the layer wider."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from esper.kasmina import ops
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends.native import NativeBackend
+from esper.tolaria.plan import Seeds, Variant
 from support import (
     F64,
     LIVES,
@@ -18,6 +21,7 @@ from support import (
     gardens_of,
     needs_native,
     optimisation,
+    planted,
     random_batches,
     random_stack,
     row_of,
@@ -123,6 +127,20 @@ def test_rows_of_different_widths_are_independent_bit_by_bit(host: Host, backend
     for stack in (clean, sick):
         train(host, stack, state, batches)
     assert_identical(row_of(sick, 0), row_of(clean, 0))
+
+
+def test_a_host_alone_is_scored_with_several_alphas(backend: str):
+    host, slots = SPANNED[0], len(SPANNED[0].slots)
+    names = [BLUEPRINTS[slot.kinds[0]] for slot in host.slots]
+    garden: Garden = [{s: Plant(name, alpha=0.7) for s, name in enumerate(names)}]
+    engine, data = planted(host, garden), torch.zeros(1, dtype=torch.long)
+    held_back, alphas = engine.bank.held_back("test", data), torch.full((3, slots), 0.7)
+    alphas[:, 0] = torch.tensor([0.2, 0.3, 0.0])
+    seeds = [Seeds.acting(replace(seed_state(garden, slots), alpha=row[None])) for row in alphas]
+    expected = [engine.backend.evaluate(engine.stack, one, held_back, [])[0].loss for one in seeds]
+    variant = Variant(0, data.expand(3), alphas)
+    _, (scores,) = engine.backend.evaluate(engine.stack, seeds[0], held_back, [variant])
+    torch.testing.assert_close(scores.loss, torch.cat(expected), rtol=1e-12, atol=0.0)
 
 
 @every_host

@@ -135,12 +135,6 @@ class BlockHost(Host):
             training: whether to normalise by the statistics of the batch.
         """
 
-    def norm(
-        self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
-    ) -> Tensor:
-        """Compute the norm of block ``index``, in hosts whose program has it; see ``block``."""
-        raise NotImplementedError
-
     @abstractmethod
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """Compute the logits of the last activation ``x [B, H, W, N, C]``.
@@ -163,8 +157,6 @@ class BlockHost(Host):
             return self.enter(x)
         if kind == "block":
             return self.block(parameters, buffers, number, x, training)
-        if kind == "norm":
-            return self.norm(parameters, buffers, number, x, training)
         return ops.max_pool(x) if kind == "pool" else self.head(parameters, x)
 
     def slot_at(self, name: str) -> Iterator[Instruction]:
@@ -280,10 +272,23 @@ class NormedHost(BlockHost):
                 program += pool if name == "pool" else self.slot_at(name)
         return (*program, Instruction("head", 0), *self.slot_at(f"wide{block}"))
 
+    def compute(
+        self,
+        instruction: Instruction,
+        parameters: Tensors,
+        buffers: Tensors,
+        x: Tensor,
+        training: bool,
+    ) -> Tensor:
+        """See ``BlockHost.compute``."""
+        if instruction.kind == "norm":
+            return self.norm(parameters, buffers, instruction.number, x, training)
+        return super().compute(instruction, parameters, buffers, x, training)
+
     def norm(
         self, parameters: Tensors, buffers: Tensors, index: int, x: Tensor, training: bool
     ) -> Tensor:
-        """BatchNorm, then ReLU; see ``BlockHost.norm``."""
+        """The BatchNorm of block ``index``, then ReLU; arguments as for ``block``."""
         return ops.batch_norm(
             x,
             parameters[f"norm{index}.weight"],

@@ -419,9 +419,9 @@ def slot_positions(slots: tuple[SlotSpec, ...]) -> tuple[tuple[float, float], ..
 
     The channels are those of the layer, in a slot that spans one, and else those of the activation.
     """
-    widths = [slot.span.units if slot.span else slot.channels for slot in slots]
-    depths = [slot.depth for slot in slots]
-    return tuple((d, log(width / USUAL_CHANNELS)) for d, width in zip(depths, widths, strict=True))
+    widths = (slot.span.units if slot.span else slot.channels for slot in slots)
+    each = zip(slots, widths, strict=True)
+    return tuple((slot.depth, log(width / USUAL_CHANNELS)) for slot, width in each)
 
 
 def critic_features(score: Tensor, twin_score: Tensor | None) -> Tensor:

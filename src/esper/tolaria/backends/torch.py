@@ -187,7 +187,11 @@ class TorchBackend:
                 totals[1:], starts, readings, variants, strict=True
             ):
                 resumption = _rows_of(inputs[start], variant.rows)
-                read = {block: _rows_of(source, variant.rows) for block, source in sources.items()}
+                # Images that all environments share are read as they are.
+                read = {
+                    block: x if x.shape[3] == 1 else _rows_of(x, variant.rows)
+                    for block, x in sources.items()
+                }
                 with self.precision.autocast():
                     logits = self._forward(reading, resumption, start=start, sources=read)
                 truth = batch_labels if len(batch_labels) == 1 else batch_labels[variant.rows]
@@ -287,9 +291,7 @@ def on_pixels(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
     """``rows`` of an activation ``[B, H, W, N, C]`` or of logits ``[N, B, classes]``."""
-    if x.dim() == 3:
-        return x.index_select(0, rows)
-    return x if x.shape[3] == 1 else x.index_select(3, rows)
+    return x.index_select(3 if x.dim() == 5 else 0, rows)
 
 
 # Native twin: hosts/loss.h, cross_entropy_back.
