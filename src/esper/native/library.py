@@ -89,8 +89,17 @@ def vector_bytes(of: ctypes.CDLL) -> int:
 
 def multiplies_bfloat16() -> bool:
     """Whether the library is available and this processor has instructions for bfloat16."""
+    return _has("bfloat16")
+
+
+def has_matrix_unit() -> bool:
+    """Whether they include those of a matrix unit (AMX) that this process may use."""
+    return _has("matrix_unit")
+
+
+def _has(name: str) -> bool:
     try:
-        return bool(c_int.in_dll(library(), "esper_has_bfloat16").value)
+        return bool(c_int.in_dll(library(), f"esper_has_{name}").value)
     except Unavailable:
         return False
 

@@ -43,6 +43,7 @@ struct HostSpec {
   int32_t kernel;                 // kernel size of convolutional blocks
   int32_t heads;                  // of the attention of a sequence's layers; 0 if they have none
   int32_t least_rounded;          // channels from which factors are rounded to bfloat16; 0: never
+  int32_t has_matrix_unit;        // whether the matrix unit multiplies rounded factors
   int32_t steps, slots, blocks;
   const int32_t* program;         // [steps, 2]: Step and its index
   const int32_t* block_channels;  // [blocks without the head], output channels

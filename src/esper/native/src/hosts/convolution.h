@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "layer.h"
+#include "matrices.h"
 #include "winograd.h"
 
 namespace esper::hosts {
@@ -21,23 +22,6 @@ namespace esper::hosts {
 struct RowChoice {
   int first = 0, step = 1;
 };
-
-// A kernel position inside the image: the offsets of its pixel and of its weight.
-struct Tap {
-  ptrdiff_t pixel;
-  int weight;
-};
-
-// The taps at one pixel; pixel offsets are relative to it. Returns their number.
-template <class T>
-inline int taps_at(const Maps<T>& x, int kernel, int row, int column, Tap* taps) {
-  const int reach = kernel / 2;
-  int count = 0;
-  for (int i = std::max(-reach, -row); i <= std::min(reach, x.height - 1 - row); ++i)
-    for (int j = std::max(-reach, -column); j <= std::min(reach, x.width - 1 - column); ++j)
-      taps[count++] = {i * x.row() + ptrdiff_t(j) * x.lanes, (i + reach) * kernel + j + reach};
-  return count;
-}
 
 // Computes OUTPUTS channels of one pixel for REGISTERS vectors of images; sums stay in registers.
 template <class T, int OUTPUTS, int REGISTERS>
@@ -103,6 +87,11 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, RowChoice rows 
 // A convolution by the algorithm that is faster for its sizes.
 template <class T>
 void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena) {
+#if defined(ESPER_MATRICES)
+  if constexpr (std::is_same_v<T, float>)
+    if (has_matrices(x, kernel, y.channels, arena))
+      return convolve_matrices(x, kernel_squares(weight, x.channels, y.channels, arena), y, arena);
+#endif
   if (winograd_pays(x, kernel, y.channels))
     in_precision(x, y.channels, arena, [&](auto numbers) {
       convolve_winograd<T, decltype(numbers)>(x, weight, y, arena);
@@ -116,6 +105,11 @@ void convolve(Maps<T> x, const T* weight, int kernel, Maps<T> y, Arena<T>& arena
 template <class T>
 void convolve_back(Maps<T> dy, const T* weight, int kernel, Maps<T> dx, Arena<T>& arena) {
   const int size = kernel * kernel, outputs = dy.channels, inputs = dx.channels;
+#if defined(ESPER_MATRICES)
+  if constexpr (std::is_same_v<T, float>)
+    if (has_matrices(dy, kernel, inputs, arena))
+      return convolve_matrices(dy, turned_kernel_squares(weight, inputs, outputs, arena), dx, arena);
+#endif
   T* turned = arena.take(ptrdiff_t(outputs) * inputs * size);
   if (kernel == 1) {
     transpose_matrix(weight, outputs, inputs, inputs, turned, outputs);
@@ -251,6 +245,11 @@ void correlate_linear(Maps<T> dy, Maps<T> x, T* gradient, Arena<T>& arena) {
 // Gradient of the weights by the algorithm that is faster for its sizes.
 template <class T>
 void correlate(Maps<T> dy, Maps<T> x, int kernel, T* gradient, Arena<T>& arena) {
+#if defined(ESPER_MATRICES)
+  if constexpr (std::is_same_v<T, float>)
+    if (has_matrices(x, kernel, dy.channels, arena))
+      return correlate_matrices(dy, x, gradient, arena);
+#endif
   if (kernel == 1 && x.channels >= kLanes<T> / 2 && x.plane() <= kPatchRegisters * kLanes<T>)
     correlate_linear(dy, x, gradient, arena);
   else if (winograd_pays(x, kernel, dy.channels) &&

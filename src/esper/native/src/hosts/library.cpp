@@ -128,5 +128,6 @@ ESPER_EXPORT(evaluate)
 #ifndef ESPER_DOUBLE
 int esper_vector_bytes = esper::kVectorBytes;
 int esper_has_bfloat16 = esper::hosts::has_pairs();
+int esper_has_matrix_unit = esper::hosts::has_matrix_unit();
 #endif
 }

@@ -110,10 +110,15 @@ void transpose_matrix(const T* matrix, int rows, int columns, int step, T* turne
   for (int row = 0; row < rows; row += lanes)
     for (int column = 0; column < columns; column += lanes) {
       const int height = std::min(lanes, rows - row), width = std::min(lanes, columns - column);
-      // Known to the compiler, whole squares stay in registers.
+      // Known to the compiler, whole squares stay in registers, and those of the taps of 3x3 kernels.
       constexpr std::integral_constant<int, lanes> whole;
+      constexpr std::integral_constant<int, std::min(9, lanes)> taps;
       if (height == lanes && width == lanes)
         tile(row, column, whole, whole);
+      else if (height == lanes && width == taps)
+        tile(row, column, whole, taps);
+      else if (height == taps && width == lanes)
+        tile(row, column, taps, whole);
       else
         tile(row, column, size_t(height), size_t(width));
     }
@@ -285,6 +290,7 @@ template <class T>
 class Arena {
  public:
   int least_rounded = 0;  // channels from which convolutions round their factors; 0: never
+  bool has_matrix_unit = false;  // whether they multiply them by the matrix unit
 
   struct Mark {
     size_t block, used;

@@ -28,13 +28,21 @@ struct Whole {
 struct Pairs {
   static constexpr int kNumbers = 2;
 
-  static Vector<float> pack(Vector<float> a, Vector<float> b) {
-    typedef int16_t Numbers __attribute__((vector_size(kVectorBytes)));
-    Numbers both, order;
+  typedef int16_t Numbers __attribute__((vector_size(kVectorBytes)));
+
+  // The numbers of a, then those of b: neighbours become pairs.
+  static Vector<float> join(Vector<float> a, Vector<float> b) {
+    Vector<float> both;
     asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+    return both;
+  }
+
+  static Vector<float> pack(Vector<float> a, Vector<float> b) {
+    Numbers order;
 #pragma GCC unroll 32
     for (int i = 0; i < 32; ++i) order[i] = int16_t(i / 2 + i % 2 * 16);
-    return reinterpret_cast<Vector<float>>(__builtin_shuffle(both, order));
+    return reinterpret_cast<Vector<float>>(
+        __builtin_shuffle(reinterpret_cast<Numbers>(join(a, b)), order));
   }
 
   static void put(float* to, Vector<float> value) {

@@ -26,6 +26,7 @@ class Worker {
     const int pixels = spec.height * spec.width;
     const bool dense = spec.family == Family::mlp;
     arena_.least_rounded = spec.least_rounded;
+    arena_.has_matrix_unit = spec.has_matrix_unit != 0;
     if (spec.family == Family::sequence) predictions_ = spec.width;
     int channels = dense ? pixels * spec.channels : spec.channels;
     for (int pixel = 0; pixel < pixels; ++pixel)
