@@ -110,6 +110,9 @@ bench-hot-path: $(READY)
 	$(BIN)/python scripts/benchmark_hot_path.py --task wide_128 --envs 16 --episode-length 10 --json benchmarks/results/hot_path_wide_128.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task wide_32 --envs 16 --episode-length 10 --amp --backend native --json benchmarks/results/hot_path_wide_32_bfloat16.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task wide_128 --envs 16 --episode-length 10 --amp --backend native --json benchmarks/results/hot_path_wide_128_bfloat16.json
+# On a processor with AMX:
+#	python scripts/benchmark_hot_path.py --task wide_32 --envs 16 --episode-length 10 --amp --backend native --json benchmarks/results/hot_path_wide_32_amx.json
+#	python scripts/benchmark_hot_path.py --task wide_128 --envs 16 --episode-length 10 --amp --backend native --json benchmarks/results/hot_path_wide_128_amx.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task pixels_tiny --episode-length 40 --json benchmarks/results/hot_path_pixels_tiny.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task digits_mlp --episode-length 20 --json benchmarks/results/hot_path_mlp.json
 	$(BIN)/python scripts/benchmark_hot_path.py --task text_gpt --envs 16 --episode-length 10 --json benchmarks/results/hot_path_text.json

@@ -2,6 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/native_bfloat16.py --write     # five minutes on one core
 
+A processor with a matrix unit (AMX) has a page of its own.
+
 Hosts of 32-64 channels are trained for 40 steps without growing, in both precisions from the same
 initial weights and on the same minibatches. The speed is that of whole environment steps, which
 take turns.
@@ -19,6 +21,7 @@ from reporting import made_on, new_parser, publish, table
 from esper.karn.intervals import interval
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.leyline.actions import HEADS
+from esper.native.library import has_matrix_unit
 from esper.runtime.tasks import Task, find
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
@@ -124,7 +127,9 @@ def main() -> int:
         f"{made_on()}.",
     )
     figures["speed"] = speeds
-    publish("native_bfloat16", "Wide convolutions in bfloat16", parts, arguments.write, figures)
+    unit, title = ("_amx", ", by AMX") if has_matrix_unit() else ("", "")
+    title = f"Wide convolutions in bfloat16{title}"
+    publish(f"native_bfloat16{unit}", title, parts, arguments.write, figures)
     return 0
 
 

@@ -144,27 +144,22 @@ def test_float_matches_double_away_from_decision_boundaries(host: Host):
 
 # --- bfloat16 ---------------------------------------------------------------------------------
 
-needs_bfloat16 = pytest.mark.skipif(
-    not multiplies_bfloat16(), reason="this processor does not multiply bfloat16"
-)
+rounded = pytest.mark.usefixtures("rounding")
 WIDE = small_host(channels=(32, 35), kernel=3, pools=0, image=(8, 8, 2))
 SPANNED_WIDE = replace(WIDE, slot_names=("wide0", "wide1"))
-WIDER = small_host(channels=(40, 65, 33), kernel=3, pools=1, image=(10, 6, 1))
-"""After its pool, images are 5 by 3, which tiles of two pixels do not cover."""
+WIDER = small_host(channels=(40, 65, 33), kernel=3, pools=1, image=(10, 6, 1))  # pooled: 5 by 3
 
 
 @pytest.fixture(params=["pairs", "matrices"])
-def rounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def rounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How rounded factors are multiplied."""
-    way: str = request.param
-    if way == "matrices" and not has_matrix_unit():
-        pytest.skip("this processor has no matrix unit")
-    monkeypatch.setattr(native_module, "has_matrix_unit", lambda: way == "matrices")
-    return way
+    by_unit = request.param == "matrices"
+    if not (has_matrix_unit() if by_unit else multiplies_bfloat16()):
+        pytest.skip(f"this processor does not multiply {request.param} of bfloat16")
+    monkeypatch.setattr(native_module, "has_matrix_unit", lambda: by_unit)
 
 
-@needs_bfloat16
-@pytest.mark.usefixtures("rounding")
+@rounded
 @pytest.mark.parametrize(
     ("host", "first", "images"),
     [(WIDE, "conv_light", 6), (SPANNED_WIDE, "conv_small", 6), (WIDER, "conv_small", 40)],
@@ -184,8 +179,7 @@ def test_wide_convolutions_err_as_under_autocast(seed: int, host: Host, first: s
     assert not torch.equal(rounded["0 conv1.weight"], exact["0 conv1.weight"].to(F32))
 
 
-@needs_bfloat16
-@pytest.mark.usefixtures("rounding")
+@rounded
 @pytest.mark.parametrize(
     ("channels", "garden"), [((16, 31), [{0: Plant("conv_light")}]), ((40, 31), [{}])]
 )
@@ -196,11 +190,9 @@ def test_convolutions_narrow_on_either_side_are_not_rounded(channels: tuple, gar
     )
 
 
-@needs_bfloat16
-@pytest.mark.usefixtures("rounding")
+@rounded
 def test_non_finite_hosts_leave_a_rounded_neighbour_its_bits():
-    """They are computed in the same memory before it. Different seeds shift it, and 35 channels
-    leave half a pair empty."""
+    """In the same memory, which different seeds shift; 35 channels leave half a pair empty."""
     last = {1: Plant("conv_heavy")}
     garden: Garden = [{}, {0: Plant("conv_light")}, {0: Plant("attention"), **last}, last]
     clean, batches = random_stack(WIDE, 4, F32), random_batches(WIDE, 4, dtype=F32)
@@ -212,8 +204,7 @@ def test_non_finite_hosts_leave_a_rounded_neighbour_its_bits():
     assert_identical(row_of(sick, 3), row_of(clean, 3))
 
 
-@needs_bfloat16
-@pytest.mark.usefixtures("rounding")
+@rounded
 def test_a_rounded_host_validates_as_it_trains():
     """Validation rounds too, and pixels beyond the images do not count."""
     stack, data = random_stack(WIDE, 2, F32), random_batches(WIDE, 2, count=1, size=9, dtype=F32)

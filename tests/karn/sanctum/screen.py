@@ -37,6 +37,11 @@ def text_of(svg: str) -> list[str]:
     ]
 
 
+def lines_of(app: Sanctum) -> list[str]:
+    """Return the characters on the screen by row."""
+    return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
+
+
 def drive(
     run: Path,
     session: Callable[[Sanctum, Pilot[None]], Awaitable[None]],
@@ -105,7 +110,7 @@ def shown(
 
     async def session(app: Sanctum, pilot: Pilot[None]) -> None:
         await press(pilot, *keys)
-        found.extend(text_of(app.export_screenshot()))
+        found.extend(lines_of(app))
 
     drive(run, session, size, light)
     return found

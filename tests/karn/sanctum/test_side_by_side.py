@@ -7,7 +7,7 @@ from pathlib import Path
 from esper.karn.sanctum.side_by_side import SideBySide
 from esper.scripts.sanctum import find_run
 from grown_modules import EPOCHS, logged_growth
-from karn.sanctum.screen import settle, text_of, until
+from karn.sanctum.screen import lines_of, settle, until
 from run_directories import recorded_run
 
 
@@ -22,7 +22,7 @@ def test_sanctum_shows_growth_and_runs_side_by_side(tmp_path: Path) -> None:
         app = SideBySide([tmp_path / "mine", run])
 
         def shows(text: str) -> Callable[[], bool]:
-            return lambda: text in "\n".join(text_of(app.export_screenshot()))
+            return lambda: text in "\n".join(lines_of(app))
 
         async with app.run_test(size=(80, 24)) as pilot:
             await until(pilot, shows(f"grown 2/{EPOCHS}"))
