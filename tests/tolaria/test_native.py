@@ -144,7 +144,7 @@ def test_float_matches_double_away_from_decision_boundaries(host: Host):
 
 # --- bfloat16 ---------------------------------------------------------------------------------
 
-rounded = pytest.mark.usefixtures("rounding")
+both_roundings = pytest.mark.usefixtures("rounding")
 WIDE = small_host(channels=(32, 35), kernel=3, pools=0, image=(8, 8, 2))
 SPANNED_WIDE = replace(WIDE, slot_names=("wide0", "wide1"))
 WIDER = small_host(channels=(40, 65, 33), kernel=3, pools=1, image=(10, 6, 1))  # pooled: 5 by 3
@@ -159,7 +159,7 @@ def rounding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(native_module, "has_matrix_unit", lambda: by_unit)
 
 
-@rounded
+@both_roundings
 @pytest.mark.parametrize(
     ("host", "first", "images"),
     [(WIDE, "conv_light", 6), (SPANNED_WIDE, "conv_small", 6), (WIDER, "conv_small", 40)],
@@ -179,7 +179,7 @@ def test_wide_convolutions_err_as_under_autocast(seed: int, host: Host, first: s
     assert not torch.equal(rounded["0 conv1.weight"], exact["0 conv1.weight"].to(F32))
 
 
-@rounded
+@both_roundings
 @pytest.mark.parametrize(
     ("channels", "garden"), [((16, 31), [{0: Plant("conv_light")}]), ((40, 31), [{}])]
 )
@@ -190,21 +190,21 @@ def test_convolutions_narrow_on_either_side_are_not_rounded(channels: tuple, gar
     )
 
 
-@rounded
-def test_non_finite_hosts_leave_a_rounded_neighbour_its_bits():
+@both_roundings
+def test_neither_threads_nor_non_finite_neighbours_change_a_rounded_host():
     """In the same memory, which different seeds shift; 35 channels leave half a pair empty."""
-    last = {1: Plant("conv_heavy")}
-    garden: Garden = [{}, {0: Plant("conv_light")}, {0: Plant("attention"), **last}, last]
+    garden: Garden = [{}, {0: Plant("conv_light")}, *[{1: Plant("conv_heavy")}] * 2]
     clean, batches = random_stack(WIDE, 4, F32), random_batches(WIDE, 4, dtype=F32)
-    sick, state = copied(clean), seed_state(garden, len(WIDE.slots))
+    sick, divided, state = copied(clean), copied(clean), seed_state(garden, len(WIDE.slots))
     sick.host[:3] = math.nan
-    for stack in (clean, sick):
-        train(WIDE, stack, state, batches, backend=NativeBackend(WIDE, F32, 1, True))
+    for stack, threads in ((clean, 1), (sick, 1), (divided, 3)):
+        train(WIDE, stack, state, batches, backend=NativeBackend(WIDE, F32, threads, True))
     assert bool(clean.host[3].isfinite().all())
     assert_identical(row_of(sick, 3), row_of(clean, 3))
+    assert_identical(row_of(divided, 1), row_of(clean, 1))
 
 
-@rounded
+@both_roundings
 def test_a_rounded_host_validates_as_it_trains():
     """Validation rounds too, and pixels beyond the images do not count."""
     stack, data = random_stack(WIDE, 2, F32), random_batches(WIDE, 2, count=1, size=9, dtype=F32)
