@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Footer
 from textual.widgets._footer import FooterKey
@@ -37,7 +38,7 @@ def text_of(svg: str) -> list[str]:
     ]
 
 
-def lines_of(app: Sanctum) -> list[str]:
+def lines_of(app: App[None]) -> list[str]:
     """Return the characters on the screen by row."""
     return [strip.text.rstrip() for strip in app.screen._compositor.render_strips()]
 
@@ -78,8 +79,7 @@ async def settle(pilot: Pilot[None]) -> None:
     shows: list[str] = []
 
     def settled() -> bool:
-        strips = pilot.app.screen._compositor.render_strips()
-        shows.append("\n".join(strip.text for strip in strips))
+        shows.append("\n".join(lines_of(pilot.app)))
         return len(shows) >= 3 and len(set(shows[-3:])) == 1 and footer_is_right(pilot)
 
     while not settled():

@@ -59,7 +59,7 @@ def test_the_screens_are_those_recorded(kind: str, size: tuple[int, int]) -> Non
         for number, page in enumerate(PAGES, 1):
             await press(pilot, str(number))
             screens[page.title] = screen(app)
-        assert text_of(app.export_screenshot()) == lines_of(app)
+            assert text_of(app.export_screenshot()) == lines_of(app)
 
     drive(RECORDED / kind, session, size)
     for page, text in screens.items():
