@@ -5,6 +5,7 @@ lifecycle, reward, update, telemetry) is the same in both loops that are timed.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -87,6 +88,25 @@ def flattened(module: nn.Module) -> nn.Parameter:
     return flat
 
 
+def scored(
+    module: NaiveHost,
+    living: dict[str, NaiveSeed],
+    images: Tensor,
+    labels: Tensor,
+    reduction: str,
+) -> tuple[Tensor, Tensor]:
+    """The logits ``[B, classes]`` of a host with its living seeds, and their cross-entropy."""
+    logits = module(images, living)
+    return logits, F.cross_entropy(logits, labels, reduction=reduction)
+
+
+def compiled_scored() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Compile ``scored`` for every combination of seeds, of which there are more than eight."""
+    torch._dynamo.config.recompile_limit = 256
+    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(scored, dynamic=False)
+    return compiled
+
+
 class NaiveBackend:
     """Implements ``tolaria.backends.Backend`` with a loop over modules.
 
@@ -99,6 +119,7 @@ class NaiveBackend:
         channels_last: whether images and weights have their channels last in memory.
         half: whether the modules run under autocast to bfloat16.
         flat: whether the optimizer steps one parameter, of which those of a module are views.
+        compiled: whether ``torch.compile`` compiles the modules with their losses.
     """
 
     name = "naive"
@@ -111,8 +132,10 @@ class NaiveBackend:
         channels_last: bool = False,
         half: bool = False,
         flat: bool = False,
+        compiled: bool = False,
     ):
         self.host, self.threads, self.half, self.flat = host, threads, half, flat
+        self.scored = compiled_scored() if compiled else scored
         self.flattened: dict[nn.Module, nn.Parameter] = {}
         self.format = torch.channels_last if channels_last else torch.contiguous_format
         self.modules: dict[tuple[object, ...], Modules] = {}
@@ -165,8 +188,7 @@ class NaiveBackend:
             for optimizer in optimizers.values():
                 optimizer.zero_grad(set_to_none=not self.flat)
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
-                logits = module(images, living)
-                loss = F.cross_entropy(logits, labels)
+                logits, loss = self.scored(module, living, images, labels, "mean")
             loss.backward()
             for name, part in {"": module, **living}.items():
                 norm = nn.utils.clip_grad_norm_(
@@ -212,8 +234,8 @@ class NaiveBackend:
                 images = images.contiguous(memory_format=self.format)
                 labels = held_back.labels[data].flatten()
                 with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
-                    logits = module(images, living)
-                    log_likelihood = -F.cross_entropy(logits, labels, reduction="none")
+                    logits, loss = self.scored(module, living, images, labels, "none")
+                    log_likelihood = -loss
                 hits = (logits.argmax(1) == labels).float()
                 scores.append(
                     torch.stack([-log_likelihood.mean(), hits.mean(), log_likelihood.exp().mean()])

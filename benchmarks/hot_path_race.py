@@ -6,6 +6,7 @@ choice made beforehand may hold for another state of the machine.
 """
 
 import multiprocessing
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +30,12 @@ FORMATS: dict[str, dict[str, Any]] = {
     "NHWC": {"channels_last": True},
     "NHWC flat": {"channels_last": True, "flat": True},
     "NHWC bfloat16": {"channels_last": True, "half": True},
+    "compiled": {"compiled": True},
+    "NHWC flat compiled": {"channels_last": True, "flat": True, "compiled": True},
+    "NHWC bfloat16 compiled": {"channels_last": True, "half": True, "compiled": True},
 }
 """Formats of the naive loop, as arguments of ``NaiveBackend``."""
+PLAIN = tuple(name for name, arguments in FORMATS.items() if "compiled" not in arguments)
 _ENDED = "a naive process ended; its error stands above"
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -85,17 +90,18 @@ class Processes:
     Args:
         workload: the whole workload.
         count: largest number of processes.
+        formats: names of ``FORMATS``.
 
     Attributes:
         shares: the workload of each process.
     """
 
-    def __init__(self, workload: Workload, count: int):
+    def __init__(self, workload: Workload, count: int, formats: Sequence[str] = PLAIN):
         self.shares = shares(workload, count)
         pipes = [_SPAWN.Pipe() for _ in self.shares]
         self.connections = [ours for ours, _ in pipes]
         self.processes = [
-            _SPAWN.Process(target=serve, args=(theirs, share), daemon=True)
+            _SPAWN.Process(target=serve, args=(theirs, share, formats), daemon=True)
             for (_, theirs), share in zip(pipes, self.shares, strict=True)
         ]
         for process, (_, theirs) in zip(self.processes, pipes, strict=True):
@@ -131,10 +137,10 @@ class Processes:
             raise RuntimeError(_ENDED) from error
 
 
-def serve(connection: Connection, workload: Workload) -> None:
+def serve(connection: Connection, workload: Workload, formats: Sequence[str]) -> None:
     """Run naive loops in this process as ``Processes.call`` asks, until the connection closes."""
     torch.set_num_threads(1)
-    loops = {name: naive_loop(workload, 1, name) for name in FORMATS}
+    loops = {name: naive_loop(workload, 1, name) for name in formats}
     connection.send(None)
     try:
         while True:
@@ -176,26 +182,30 @@ class Share:
 class NaiveWays:
     """The naive loop in every way, as contenders by name; a context that ends their processes.
 
-    The ways are one process with all threads, and one single-threaded process per core, each in all
-    ``FORMATS``; on a GPU, which computes one after the other, one process.
+    The ways are one single-threaded process per core in all ``formats``, and one process with all
+    threads in those that are not compiled; on a GPU, which computes one after the other, one
+    process.
 
     Args:
         workload: the workload; its ``threads`` are the cores.
+        formats: names of ``FORMATS``.
     """
 
-    def __init__(self, workload: Workload):
-        cores = workload.threads if workload.device == "cpu" else 1
+    def __init__(self, workload: Workload, formats: Sequence[str] = tuple(FORMATS)):
+        on_cpu = workload.device == "cpu"
+        cores = workload.threads if on_cpu else 1
         self.contenders: dict[str, Contender] = {
             f"{cores} {'thread' if cores == 1 else 'threads'}, {name}": naive_loop(
                 workload, cores, name
             )
-            for name in FORMATS
+            for name in formats
+            if name in PLAIN or not on_cpu
         }
         self.processes: Processes | None = None
-        if workload.device == "cpu":
-            self.processes = Processes(workload, cores)
+        if on_cpu:
+            self.processes = Processes(workload, cores, formats)
             count = len(self.processes.shares)
-            for name in FORMATS:
+            for name in formats:
                 self.contenders[f"{count} x 1 thread, {name}"] = Share(self.processes, name)
 
     def __enter__(self) -> Self:
@@ -219,9 +229,8 @@ def race(
     """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for episode in range(-1, episodes):
-        # A compiled update is timed on episodes of one length, so the first must have it too.
-        whole = episode >= 0 or workload.compile_mode != "off"
-        length = workload.episode_length if whole else min(2, workload.episode_length)
+        # The warm-up is a whole episode, in which everything is compiled that will be timed.
+        length = workload.episode_length
         for contender in contenders.values():
             if episode == 0:
                 contender.clear()
@@ -231,10 +240,11 @@ def race(
             for name, contender in contenders.items():
                 before = time.perf_counter()
                 contender.play(count)
-                if whole and begin + count == length:
+                if begin + count == length:
                     contender.end()
                 if episode >= 0:
                     seconds[name].append(time.perf_counter() - before)
+        print(f"{episode + 2} of {episodes + 1} episodes are over", file=sys.stderr, flush=True)
     return {name: np.array(taken) for name, taken in seconds.items()}
 
 

@@ -9,9 +9,10 @@ writes telemetry. It is compared with a ``naive`` loop whose hosts are ordinary 
 environment, in a Python loop, with fused AdamW and the same allocator settings. The naive loop uses
 the same minibatches and must compute the same numbers, which is checked first. It takes part in
 every way of ``hot_path_race.NaiveWays``: one process with all threads and one single-threaded
-process per core, each in NCHW, NHWC and NHWC with bfloat16. All loops take their turn in every
-round, and the fastest naive way of each round counts. On a busy machine it refuses to race, unless
-``--busy`` is given. For the workload, see ``benchmarks/hot_path_workload.py``.
+process per core, each in NCHW, NHWC and NHWC with bfloat16, and per core compiled too
+(``--formats`` chooses fewer). All loops take their turn in every round, and the fastest naive way
+of each round counts. On a busy machine it refuses to race, unless ``--busy`` is given. For the
+workload, see ``benchmarks/hot_path_workload.py``.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import os
 import sys
 import time
 import timeit
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -36,7 +38,7 @@ from esper.simic.training.setup import arithmetic
 from esper.tolaria.precision import resolve_precision
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from hot_path_race import ROUND, Naive, NaiveWays, best_naive, naive_loop, race
+from hot_path_race import FORMATS, ROUND, Naive, NaiveWays, best_naive, naive_loop, race
 from hot_path_workload import Loop, Workload, machine, wait_for
 from reporting import table
 
@@ -75,7 +77,7 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
 
 
 def measure(
-    workloads: dict[str, Workload], episodes: int, use_amp: bool, beside_naive: bool = True
+    workloads: dict[str, Workload], episodes: int, use_amp: bool, formats: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Race the loops of all backends with the naive loop; return a row per backend.
 
@@ -83,17 +85,17 @@ def measure(
         workloads: the workload of each backend; they differ in their precision alone.
         episodes: timed episodes.
         use_amp: whether our hosts compute in half precision; the numbers are then not compared.
-        beside_naive: whether the naive loop takes part; without it there is no ratio.
+        formats: those of the naive loop; without any it takes no part, and there is no ratio.
     """
-    if beside_naive and not use_amp:
+    if formats and not use_amp:
         for backend, workload in workloads.items():
             check_same_numbers(workload, backend)
     workload = next(iter(workloads.values()))
     ours = {backend: Loop(own, backend) for backend, own in workloads.items()}
-    if not beside_naive:
+    if not formats:
         seconds = race({**ours}, workload, episodes)
         return [result(loop, seconds, seconds[backend], None) for backend, loop in ours.items()]
-    with NaiveWays(workload) as naive:
+    with NaiveWays(workload, formats) as naive:
         seconds = race({**ours, **naive.contenders}, workload, episodes)
         best = best_naive(seconds, list(naive.contenders))
     return [result(loop, seconds, seconds[backend], best) for backend, loop in ours.items()]
@@ -323,6 +325,14 @@ def main() -> int:
         help="whether the naive loop takes part",
     )
     parser.add_argument(
+        "--formats",
+        nargs="+",
+        default=[*FORMATS],
+        choices=FORMATS,
+        metavar="FORMAT",
+        help="formats of the naive loop: %(choices)s",
+    )
+    parser.add_argument(
         "--compile",
         default="auto",
         choices=COMPILE_MODES,
@@ -355,6 +365,7 @@ def main() -> int:
         episode_length=arguments.episode_length or task.episode_length,
         compile_mode=resolve_mode(arguments.compile, device),
     )
+    formats = arguments.formats if arguments.naive else ()
     rows = []
     for envs in arguments.envs:
         workloads = {
@@ -366,7 +377,7 @@ def main() -> int:
             for backend in arguments.backend
         }
         with arithmetic(device, 1, arguments.tf32):
-            rows += measure(workloads, arguments.episodes, arguments.amp, arguments.naive)
+            rows += measure(workloads, arguments.episodes, arguments.amp, formats)
         print(f"{envs} environments done", file=sys.stderr, flush=True)
     print(page(rows))
     if arguments.json:

@@ -20,7 +20,7 @@ from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
 from esper.leyline.extras import require
 from esper.leyline.phases import Phase, phase
-from esper.leyline.run_files import LADDERS
+from esper.leyline.run_files import LADDERS, lock_folder
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import find_all
@@ -34,8 +34,8 @@ from esper.tamiyo.baselines import SEARCHES
 from esper_lab.capacity import ladder as capacity
 from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, PricedRung, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
+from esper_lab.ladder import RULE, usable_controls
 from esper_lab.ladder import evaluate as evaluated
-from esper_lab.ladder import usable_controls
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
@@ -130,7 +130,8 @@ def evaluate(arguments: list[str]) -> int:
         console.print(why_not, soft_wrap=True)
     progress = Progress(console=console, transient=True)
     live = console.is_terminal
-    with progress, phase(f"preparing {options.suite}", live=live), ExitStack() as phases:
+    lock = lock_folder(work, ".lock", "work")
+    with lock, progress, phase(f"preparing {options.suite}", live=live), ExitStack() as phases:
         tasks: dict[str, tuple[TaskID, Phase]] = {}
 
         def on_batch(stage: str, done: int, total: int) -> None:
@@ -167,12 +168,12 @@ def evaluate(arguments: list[str]) -> int:
 Ladder = Callable[[OnBatch], Evaluation]
 
 
-def _load_plugins(options: EvaluateArguments) -> None:
-    """Load the plugins of the command line, and those of a run if they are permitted."""
+def _check_policy(options: EvaluateArguments) -> None:
+    """Load the plugins of the command line, and those of a run if permitted; find the policy."""
     permission = Permission(options.plugin, trust=options.trust)
     for plugin in options.plugin:
         load(plugin, permission)
-    if is_run_directory(options.policy):
+    if options.policy not in (RULE, *SEARCHES):
         GrowingPolicy.named(options.policy, permission)
 
 
@@ -186,7 +187,7 @@ def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
         raise UsageError(
             f"policy: {options.policy!r} grows a model of your own; give --suite {CAPACITY}"
         )
-    _load_plugins(options)
+    _check_policy(options)
     threads = options.threads or os.cpu_count() or 1
     splits = SPLITS if options.split_seed is None else (options.split_seed,)
     slots = options.slots
@@ -217,7 +218,7 @@ def _capacity(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | Non
     for name in (field.name for field in fields(options) if field.name not in common):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name}: the suite {CAPACITY} does not have it; leave it out")
-    _load_plugins(options)
+    _check_policy(options)
     controls = capacity.usable_controls(options.hosts)
     return partial(capacity.evaluate, options.policy, options.hosts, controls, work), None
 

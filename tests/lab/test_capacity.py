@@ -152,7 +152,7 @@ def test_the_command_prints_and_keeps_the_ladder_and_goes_on_where_it_was(
 
 def test_a_damaged_file_of_the_work_is_refused_by_name(small_suite) -> None:
     assert evaluate(command(policy="never")) == 0
-    file = sorted(Path("evaluations/capacity-stages").iterdir())[0]
+    file = sorted(Path("evaluations/capacity-stages").glob("*.json"))[0]
     entry = json.loads(file.read_text()) | {"test": 1.0}
     file.write_text(json.dumps(entry, indent=2) + "\n")
     with pytest.raises(UsageError, match=rf"^work: cannot keep .*{file.name} \(its checksum"):

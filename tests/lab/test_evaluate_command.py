@@ -65,16 +65,18 @@ def test_the_ladder_is_printed_and_written_and_kept(capsys, tmp_path: Path, monk
     found = read_evaluation(files / LADDER_FILE)
     assert len(found.tasks) == 4
     for rung in found.rungs:
-        mean = 100 * np.mean(rung.utility)
         # Cells may wrap: 80 columns are few.
         assert rung.name.split()[0] in out
-        assert f"{mean:.1f}" in out, rung.name
+        assert f"{100 * np.mean(rung.utility):.1f}" in out, rung.name
     assert "Never growing is best on" in out
     assert f"wrote {files / LADDER_FILE} and {files / 'ladder.svg'}" in out
     drawing = (files / "ladder.svg").read_text()
     assert drawing.startswith("<svg")
     assert "<style>:root {" in drawing
-    assert len(list(Path("evaluations/tiny-stages").iterdir())) == 8 + len(FINE_TUNING)
+    stages = Path("evaluations/tiny-stages")
+    assert len(list(stages.glob("[!.]*"))) == 8 + len(FINE_TUNING)
+    with command.lock_folder(stages, ".lock", ""), pytest.raises(UsageError, match="work: anoth"):
+        evaluate(arguments)
     # The controls of another policy are the same, and are not played again.
     monkeypatch.setattr(controls, "play_plans", None)
     assert evaluate(["--policy", "rule", "--suite", "tiny", *SMALL, "--out", "other"]) == 0

@@ -105,7 +105,7 @@ def test_a_run_directory_has_one_writer_and_trackers_need_one(tmp_path: Path) ->
     folder.mkdir()
     with (
         lock_file(folder / "events.lock"),
-        pytest.raises(UsageError, match="run_directory: another process grows in"),
+        pytest.raises(UsageError, match="run_directory: another process works in"),
     ):
         logged_growth(folder)
     assert not (folder / "events.jsonl").exists()

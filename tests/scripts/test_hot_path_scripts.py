@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("scratch_register")
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
 SMALL = (
     *("--envs", "2", "--episode-length", "6", "--episodes", "1", "--max-batches", "1"),
-    "--busy",
+    *("--formats", "NCHW", "NHWC bfloat16", "--busy"),
 )
 KEYS = {
     *("task", "envs", "episode_length", "max_batches", "batch_size", "backend", "device", "amp"),
@@ -217,7 +217,7 @@ def test_every_contender_takes_its_turn_in_every_round(module):
     seconds = module.race(contenders, small(module, 2, episode_length=13), episodes=2)
     episode = ["a play 10", "b play 10", "a play 3", "a end", "b play 3", "b end"]
     assert log == [
-        *("a begin", "b begin", "a play 2", "b play 2"),
+        *("a begin", "b begin", *episode),
         *("a clear", "a begin", "b clear", "b begin", *episode),
         *("a begin", "b begin", *episode),
     ]

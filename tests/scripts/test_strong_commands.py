@@ -103,7 +103,7 @@ def test_a_forged_entry_with_a_valid_seal_is_one_line(
 def test_the_second_writer_of_a_folder_is_refused(command: list[str], capsys) -> None:
     Path("out").mkdir()
     with lock_file(Path("out/lock")):
-        assert "another process grows in out" in refusal(capsys, grow, *command)
+        assert "another process works in out" in refusal(capsys, grow, *command)
     assert grow(command) == 0
     assert not Path("out/lock").exists()
 

@@ -258,9 +258,7 @@ def test_speed_is_quoted_against_the_fastest_way(tmp_path: Path) -> None:
     assert "is not measured yet (`make bench-hot-path`)" in TEXTS["speed"](tmp_path)
     put(tmp_path, f"hot_path_{last}", race_rows(0.84))
     text = TEXTS["speed"](tmp_path)
-    assert (
-        "On 2 cores the whole loop runs 18.2 (digits), 17.2 (fully connected), 16.2 (text)" in text
-    )
+    assert "On 2 cores training runs 18.2 (digits), 17.2 (fully connected), 16.2 (text)" in text
     assert "14.2 (32-64 channels) and 0.8 (128-256 channels) times as fast as over" in text
     assert "in the fastest of 3 ways ([races]" in text
 

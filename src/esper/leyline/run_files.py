@@ -22,10 +22,10 @@ LADDERS = "ladders"
 
 
 def lock_folder(folder: Path, name: str, setting: str) -> BinaryIO:
-    """Make a folder in which one process grows, and lock its file ``name``.
+    """Make a folder in which one process works, and lock its file ``name``.
 
     Raises:
-        UsageError: another process grows in it, or it cannot be written; the text names
+        UsageError: another process works in it, or it cannot be written; the text names
             ``setting``.
     """
     try:
@@ -33,7 +33,7 @@ def lock_folder(folder: Path, name: str, setting: str) -> BinaryIO:
         return lock_file(folder / name)
     except BlockingIOError as error:
         raise UsageError(
-            f"{setting}: another process grows in {folder}; wait until it has ended, or give "
+            f"{setting}: another process works in {folder}; wait until it has ended, or give "
             "another"
         ) from error
     except OSError as error:

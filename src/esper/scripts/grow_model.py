@@ -106,7 +106,7 @@ def _only_writer(folder: Path) -> Iterator[None]:
     """Hold the lock of the folder, which is made if it is missing.
 
     Raises:
-        UsageError: another process grows in it, or it cannot be written.
+        UsageError: another process works in it, or it cannot be written.
     """
     with lock_folder(folder, LOCK, "out"):
         try:
