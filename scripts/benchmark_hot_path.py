@@ -18,6 +18,7 @@ workload, see ``benchmarks/hot_path_workload.py``.
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 import timeit
@@ -384,7 +385,7 @@ def main() -> int:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
         row = rows[0]
         text = (
-            f"`python scripts/benchmark_hot_path.py {' '.join(sys.argv[1:])}`\n\n{page(rows)}\n\n"
+            f"`python scripts/benchmark_hot_path.py {shlex.join(sys.argv[1:])}`\n\n{page(rows)}\n\n"
             f"All loops take {ROUND} steps in every round; {arguments.episodes} timed episodes of "
             f"{workload.episode_length} steps. The column naive, and the ratio to it, take the "
             "fastest naive way of each round; N x 1 thread are N processes that divide the "
