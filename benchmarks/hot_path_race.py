@@ -96,7 +96,7 @@ class Processes:
         shares: the workload of each process.
     """
 
-    def __init__(self, workload: Workload, count: int, formats: Sequence[str] = PLAIN):
+    def __init__(self, workload: Workload, count: int, formats: Sequence[str]):
         self.shares = shares(workload, count)
         pipes = [_SPAWN.Pipe() for _ in self.shares]
         self.connections = [ours for ours, _ in pipes]
@@ -191,7 +191,7 @@ class NaiveWays:
         formats: names of ``FORMATS``.
     """
 
-    def __init__(self, workload: Workload, formats: Sequence[str] = tuple(FORMATS)):
+    def __init__(self, workload: Workload, formats: Sequence[str]):
         on_cpu = workload.device == "cpu"
         cores = workload.threads if on_cpu else 1
         self.contenders: dict[str, Contender] = {

@@ -305,8 +305,8 @@ def compared(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
     return table(heads, lines)
 
 
-def main() -> int:
-    """Run the benchmark, or compare two results; return the exit status."""
+def command_line() -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--task", default="digits_shift")
     parser.add_argument("--envs", type=int, nargs="+", default=[64])
@@ -320,18 +320,20 @@ def main() -> int:
         "--tf32", action=argparse.BooleanOptionalAction, default=True, help="as in training"
     )
     parser.add_argument(
-        "--naive",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="whether the naive loop takes part",
-    )
-    parser.add_argument(
         "--formats",
         nargs="+",
         default=[*FORMATS],
         choices=FORMATS,
         metavar="FORMAT",
         help="formats of the naive loop: %(choices)s",
+    )
+    parser.add_argument(
+        "--no-naive",
+        dest="formats",
+        action="store_const",
+        const=[],
+        default=argparse.SUPPRESS,
+        help="race without the naive loop",
     )
     parser.add_argument(
         "--compile",
@@ -345,7 +347,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for the rows; a table is written beside it")
     parser.add_argument("--busy", action="store_true", help="race beside other work all the same")
     parser.add_argument("--compare", type=Path, nargs=2, metavar=("A", "B"))
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the benchmark, or compare two results; return the exit status."""
+    arguments = command_line()
     if arguments.compare:
         before, after = (json.loads(path.read_text()) for path in arguments.compare)
         print(compared(before, after))
@@ -366,7 +373,6 @@ def main() -> int:
         episode_length=arguments.episode_length or task.episode_length,
         compile_mode=resolve_mode(arguments.compile, device),
     )
-    formats = arguments.formats if arguments.naive else ()
     rows = []
     for envs in arguments.envs:
         workloads = {
@@ -378,7 +384,7 @@ def main() -> int:
             for backend in arguments.backend
         }
         with arithmetic(device, 1, arguments.tf32):
-            rows += measure(workloads, arguments.episodes, arguments.amp, formats)
+            rows += measure(workloads, arguments.episodes, arguments.amp, arguments.formats)
         print(f"{envs} environments done", file=sys.stderr, flush=True)
     print(page(rows))
     if arguments.json:

@@ -225,7 +225,7 @@ def test_every_contender_takes_its_turn_in_every_round(module):
 
 
 def test_a_process_that_ends_is_reported(module):
-    processes = module.Processes(small(module, 2), 1)
+    processes = module.Processes(small(module, 2), 1, ["NCHW"])
     for process in processes.processes:
         process.terminate()
         process.join()
