@@ -23,8 +23,7 @@ from capacity_plays import WIDENINGS, operations_of, outcomes, short_statics, ut
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
 from reporting import kept, made_on, new_parser, publish, table
 from scipy.stats import spearmanr
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
+from watched_growth import watched_growth
 
 from esper.kasmina.width_prior import GAINS
 from esper_lab.capacity import ladder
@@ -127,26 +126,13 @@ def _of_plans(hosts: list[Outcomes], plans: list[int]) -> list[list[dict[str, An
     return [[order[i] for order in host["plans"]] for host, i in zip(hosts, plans, strict=True)]
 
 
-def watched_growth(host: Host) -> dict[str, Any]:
-    """A training with ``POLICIES[0]``: what it did, and multiplications and additions, trials too.
-
-    As in ``capacity_plays.operations_of``: three times those of the forward passes of training.
-    """
+def tried(host: Host) -> dict[str, Any]:
+    """What ``POLICIES[0]`` did, foretold and cost, without that in which a host learned before."""
     data, small = arrival_of(host)
-    total = 0.0
-
-    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal total
-        if module.training and isinstance(module, nn.Linear | nn.Conv2d):
-            total += 6.0 * output.numel() * module.weight[0].numel()
-
-    handle = register_module_forward_hook(count)
-    try:
-        entry = grown(POLICIES[0], host)
-    finally:
-        handle.remove()
-    before = PRETRAINING * host.samples * operations_of(small, data.x) if host.trained else 0.0
-    return {"operations": total - before, "actions": entry["actions"]}
+    entry = watched_growth(POLICIES[0], host)
+    if host.trained:
+        entry["operations"] -= PRETRAINING * host.samples * operations_of(small, data.x)
+    return entry
 
 
 _TRIAL = re.compile(r"([+-][\d.]+).* with and without them .*, and ([+-][\d.]+) expected")
@@ -157,29 +143,34 @@ def prediction_rows(hosts: list[Outcomes], growths: list[Outcomes], plans: list[
 
     Args:
         hosts: ``all_controls`` of all hosts.
-        growths: ``watched_growth`` of them.
+        growths: ``tried`` of them.
         plans: index of the factor that the table chooses for each host.
     """
-    trial, study, gain, paid = [], [], [], []
+    names = "trial", "study", "first_order", "ablation"
+    predictions: dict[str, list[float]] = {name: [] for name in names}
+    gain, paid = [], []
     for host, growth, plan in zip(hosts, growths, plans, strict=True):
         match = next(filter(None, map(_TRIAL.search, growth["actions"])), None)
         if match is None or plan == 0:
             continue
         scale = 1.0 if host["outputs"] > 1 else 100.0
-        trial.append(scale * float(match[1]))
-        study.append(scale * float(match[2]))
+        predictions["trial"].append(scale * float(match[1]))
+        predictions["study"].append(scale * float(match[2]))
+        predictions["first_order"].append(growth["first_order"])
+        predictions["ablation"].append(growth["ablation"])
         orders = [(order[plan], order[0]) for order in host["plans"]]
         gain.append(fmean(100.0 * (wide["test"] - narrow["test"]) for wide, narrow in orders))
         worth = [[utility(one, host) for one in pair] for pair in orders]
         paid.append(fmean(wide - narrow for wide, narrow in worth) > 0.0)
     draws = np.random.default_rng(0).integers(len(gain), size=(2000, len(gain)))
-    predictions = {"trial": trial, "study": study, "both": np.add(trial, study).tolist()}
+    predictions["both"] = np.add(predictions["trial"], predictions["study"]).tolist()
     lines = []
     for name, values in predictions.items():
         ranks = [spearmanr(np.array(values)[d], np.array(gain)[d]).statistic for d in draws]
         ends = np.quantile(ranks, (0.025, 0.975))
         mean = float(spearmanr(values, gain).statistic)
-        lines.append((name, points_text([mean, *map(float, ends)], ".2f")))
+        text = points_text([mean, *map(float, ends)], ".2f")
+        lines.append((name.replace("_", " "), text))
     return [*lines, (f"{len(gain)} hosts, of which {sum(paid)} profit", "")]
 
 
@@ -292,7 +283,7 @@ def main() -> None:
         for part in np.array_split(np.arange(HOSTS), SETS)
     ]
     growths = [
-        kept(WORK / f"growth-{number}.json", partial(watched_growth, host))
+        kept(WORK / f"growth-{number}.json", partial(tried, host))
         for number, host in enumerate(hosts)
     ]
     spent = [growth["operations"] for growth in growths]

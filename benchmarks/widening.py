@@ -27,6 +27,7 @@ from torch import Tensor, nn
 import esper
 from esper.kasmina import wider_layers
 from esper.own_models import width_search
+from esper_lab.data import mnist1d
 
 EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
 RATES = (0.003, 0.01, 0.03)
@@ -52,6 +53,14 @@ def convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
         nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
         nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs),
     )  # fmt: skip
+
+
+def signal_convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Three convolutions with batch norm over a signal, each of which halves its length."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, inputs))]
+    for channels in (1, width, width):
+        layers += [nn.Conv1d(channels, width, 5, 2, 2), nn.BatchNorm1d(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, outputs))
 
 
 class Residual(nn.Module):
@@ -164,6 +173,15 @@ def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
     return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
 
 
+def signals(seed: int) -> tuple[Tensor, Tensor]:
+    """MNIST-1D (Greydanus, 2020)."""
+    data = mnist1d()
+    x = torch.cat([data.train_images, data.validation_images, data.test_images]).flatten(1)
+    y = torch.cat([data.train_labels, data.validation_labels, data.test_labels])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:2800]
+    return x[order], y[order]
+
+
 def skewed(seed: int) -> tuple[Tensor, Tensor]:
     """Friedman's function (1991), its target skewed by an exponential function."""
     x, y = make_friedman1(2800, noise=0.0, random_state=seed)
@@ -227,6 +245,7 @@ HOSTS = {
         lambda _, width, __: residual(2, width), noisy_digits, 3
     ),
     "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
+    "CNN of width 3, MNIST-1D": Host(signal_convolutions, signals, 3),
     "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
 GROWN = {"MLP of width 32, noisy digits": 1.5}
