@@ -117,6 +117,7 @@ SPANNED = (
     small_host(kernel=1, channels=(3,), pools=1, slot_names=("wide0",)),
     small_mlp(widths=(4, 5), slot_names=("r0c0", "wide0", "r0c1", "wide1")),
     small_mlp(widths=(3,), slot_names=("wide0",)),
+    small_mlp(slot_names=("wide0", "r0c1", "wide1", "wide2", "wide_all")),
 )
 """Hosts with slots that span a layer."""
 

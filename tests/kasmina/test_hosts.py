@@ -60,17 +60,28 @@ def test_slots_that_span_a_layer_accept_its_units_alone():
 
 
 def test_units_of_a_spanned_layer_double_or_quadruple_its_parameters():
-    """As many as a host of that width has more, but for BatchNorm's, which they do not have."""
+    """As many as a host of that width has more."""
     for blueprint, factor in (("mlp_small", 2), ("mlp", 4)):
-        wide = small_mlp(widths=(7, 5 * factor, 3)).parameter_count - small_mlp().parameter_count
+        more = small_mlp(widths=(7, 5 * factor, 3)).parameter_count
         slot = small_mlp(slot_names=("wide1",)).slots[0]
-        units = 5 * (factor - 1)
-        assert slot.layouts[BLUEPRINTS.index(blueprint)].size == wide - units
+        size = slot.layouts[BLUEPRINTS.index(blueprint)].size
+        assert size == more - small_mlp().parameter_count
     for blueprint, factor in (("conv_small", 2), ("conv_heavy", 4)):
         more = small_host(channels=(3 * factor, 5)).parameter_count
         slot = small_host(slot_names=("wide0",)).slots[0]
         size = slot.layouts[BLUEPRINTS.index(blueprint)].size
         assert size == more - small_host().parameter_count
+
+
+def test_units_of_all_layers_at_once_are_a_perceptron_beside_the_host():
+    """Of three or seven times its width, without the biases of the logits."""
+    (slot,) = small_mlp(slot_names=("wide_all",)).slots
+    assert "layers of 7 and 5 and 3 channels" in slot.summary
+    for blueprint, factor in (("mlp_small", 3), ("mlp", 7)):
+        beside = small_mlp(widths=tuple(factor * width for width in (7, 5, 3)))
+        size = slot.layouts[BLUEPRINTS.index(blueprint)].size
+        assert size == beside.parameter_count - beside.classes
+    assert "wide_all" not in [each.name for each in small_mlp(widths=(5,)).all_slots]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +153,8 @@ def test_mlp_uses_only_the_named_slots():
 def test_slots_are_resolved_by_name_and_by_position():
     host = small_mlp()
     assert resolve_slots(host, ("early", "mid", "late", "r0c1")) == ("r0c0", "r0c1", "r0c2", "r0c1")
-    assert resolve_slots(host, ("late", "wide")) == ("r0c2", "wide0", "wide1", "wide2")
+    wide = "wide0", "wide1", "wide2", "wide_all"
+    assert resolve_slots(host, ("late", "wide")) == ("r0c2", *wide)
     with pytest.raises(UsageError, match="slots: the host has no slot 'r1c0'"):
         resolve_slots(host, ("r1c0",))
     with pytest.raises(UsageError, match=r"no slot 'wide'; choose from .* or early, mid, late$"):

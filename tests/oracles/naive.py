@@ -133,25 +133,35 @@ class NewChannels(nn.Module):
 
 
 class NewUnits(nn.Module):
-    """Units for a linear map, on their way to what the next one computes."""
+    """Units for consecutive linear maps, on their way to what the next one computes."""
 
-    def __init__(self, host: MlpHost, block: int, factor: int):
+    def __init__(self, host: MlpHost, block: int, factor: int, maps: int = 1):
         super().__init__()
         pixels = host.image[0] * host.image[1] * host.image[2]
-        inputs, units, outputs = (pixels, *host.widths, host.classes)[block : block + 3]
-        self.widen = nn.Linear(inputs, factor * units)
-        self.narrow = nn.Linear(factor * units, outputs, bias=False)
+        inputs, *widths = (pixels, *host.widths, host.classes)[block:]
+        self.maps = ["", *map(str, range(1, maps))]
+        for name, width in zip(self.maps, widths, strict=False):
+            self.add_module(f"widen{name}", nn.Linear(inputs, factor * width, bias=False))
+            self.add_module(f"norm{name}", group_norm(factor * width))
+            inputs = factor * width
+        self.narrow = nn.Linear(inputs, widths[maps], bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.narrow(F.relu(self.widen(x.flatten(1))))[:, :, None, None]
+        x = x.flatten(1)
+        for name in self.maps:
+            x = F.relu(getattr(self, f"norm{name}")(getattr(self, f"widen{name}")(x)))
+        return self.narrow(x)[:, :, None, None]
 
 
 NEW_CHANNELS = {"conv_small": 1, "conv_heavy": 3}
 NEW_UNITS = {"mlp_small": 1, "mlp": 3}
 
 
-def new_units(host: Host, block: int, blueprint: str) -> nn.Module:
-    """The branch of a seed in the slot that spans the layer of ``block``."""
+def new_units(host: Host, slot: str, blueprint: str) -> nn.Module:
+    """The branch of a seed in a slot that spans a layer, or all of them."""
+    if slot == "wide_all":
+        return NewUnits(host, 0, 2 * NEW_UNITS[blueprint] + 1, len(host.widths))
+    block = int(slot.removeprefix("wide"))
     if isinstance(host, MlpHost):
         return NewUnits(host, block, NEW_UNITS[blueprint])
     return NewChannels(host, block, NEW_CHANNELS[blueprint])
@@ -279,7 +289,7 @@ class NaiveSeed(nn.Module):
     ):
         super().__init__()
         if slot.name.startswith("wide"):
-            self.branch = new_units(host, int(slot.name.removeprefix("wide")), blueprint)
+            self.branch = new_units(host, slot.name, blueprint)
         else:
             self.branch = FAMILIES[slot.family][blueprint](slot.channels)
         gate = SequenceGate if slot.family == "sequence" else Gate
@@ -398,10 +408,10 @@ class NaiveMlp(NaiveHost):
 def _with_last_units(
     logits: Tensor, sources: dict[int, Tensor], seeds: dict[str, NaiveSeed]
 ) -> Tensor:
-    last = max(sources)
-    if f"wide{last}" not in seeds:
-        return logits
-    return seeds[f"wide{last}"](logits[:, :, None, None], sources[last])[:, :, 0, 0]
+    for name, block in ((f"wide{max(sources)}", max(sources)), ("wide_all", 0)):
+        if name in seeds:
+            logits = seeds[name](logits[:, :, None, None], sources[block])[:, :, 0, 0]
+    return logits
 
 
 class NaiveGpt(NaiveHost):

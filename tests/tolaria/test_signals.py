@@ -91,7 +91,7 @@ class Hidden(nn.Module):
 
     def __init__(self, slot: SlotSpec):
         super().__init__()
-        self.slot, self.weights = slot, reference_weights(slot)
+        self.slot, (self.weights,) = slot, reference_weights(slot)
         self.last = nn.Parameter(torch.zeros(slot.channels, HIDDEN_UNITS, dtype=F64))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def evenly_attending(channels: int) -> nn.Module:
 def units_of(host: Host, slot: SlotSpec) -> nn.Module:
     """New units with the reference weights, for the layer that the slot spans."""
     name = "conv_small" if slot.family == "conv" else "mlp_small"
-    module, weights = naive.new_units(host, slot.span.block, name), reference_weights(slot)
+    module, (weights, *further) = naive.new_units(host, slot.name, name), reference_weights(slot)
     if slot.family == "conv":
         kernel = module.narrow.kernel_size[0]
         module.widen = naive.conv(weights.shape[1], HIDDEN_UNITS, weights.shape[2])
@@ -135,10 +135,16 @@ def units_of(host: Host, slot: SlotSpec) -> nn.Module:
         module.narrow = naive.conv(HIDDEN_UNITS, slot.channels, kernel)
     else:
         module.widen = nn.Linear(weights.shape[1], HIDDEN_UNITS, bias=False)
+        module.norm = naive.group_norm(HIDDEN_UNITS)
         module.narrow = nn.Linear(HIDDEN_UNITS, slot.channels, bias=False)
+    for i in range(1, 1 + len(further)):
+        module.add_module(f"widen{i}", nn.Linear(HIDDEN_UNITS, HIDDEN_UNITS, bias=False))
+        module.add_module(f"norm{i}", naive.group_norm(HIDDEN_UNITS))
     module = module.to(F64)
     with torch.no_grad():
         module.widen.weight.copy_(weights.view_as(module.widen.weight))
+        for i, each in enumerate(further, 1):
+            getattr(module, f"widen{i}").weight.copy_(each[:, :, 0, 0])
     return module
 
 
@@ -226,6 +232,7 @@ for _block in range(3):
     FEEDING[TransformerHost, f"r0c{_block}"] = names
     for _layer, _host in (("conv", CnnHost), ("linear", type(small_mlp()))):
         FEEDING[_host, f"wide{_block}"] = (f"{_layer}{_block}.", f"norm{_block}.")
+FEEDING[type(small_mlp()), "wide_all"] = FEEDING[type(small_mlp()), "wide0"]
 
 
 def measured(backend: Backend, host: Host, stack, garden: Garden, batches: Batches) -> Tensor:
@@ -442,7 +449,7 @@ def test_a_forgotten_row_is_unknown() -> None:
 
 def test_hidden_units_are_drawn_like_those_of_a_seed() -> None:
     bound = (5 * 9) ** -0.5
-    drawn = reference_weights(small_host(channels=(3, 5)).slots[2])
+    (drawn,) = reference_weights(small_host(channels=(3, 5)).slots[2])
     assert drawn.shape == (HIDDEN_UNITS, 5, 3, 3)
     assert float(drawn.abs().max()) < bound
     assert float(drawn.std()) == pytest.approx(bound / 3**0.5, rel=0.1)

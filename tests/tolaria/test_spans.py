@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.kasmina import ops
 from esper.kasmina.hosts.host import Host
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.tolaria.backends.native import NativeBackend
@@ -28,7 +27,6 @@ from support import (
     seed_state,
     slot_row_of,
     small_engine,
-    small_mlp,
     train,
 )
 
@@ -81,37 +79,6 @@ def test_units_that_learn_aside_leave_their_host_its_bits(host: Host, backend: s
         engine.stack = beside
         state = seed_state(garden, slots)
         assert bool(engine.measure(state, 0, committed=False).scores.loss.isfinite().all())
-
-
-@pytest.mark.parametrize(("blueprint", "added"), [("mlp_small", 4), ("mlp", 12)])
-def test_a_layer_with_units_computes_what_a_wider_layer_computes(
-    blueprint: str, added: int, backend: str
-):
-    """The BatchNorm of the wider layer is the identity for the units that were added."""
-    small, wide = small_mlp(widths=(4, 5), slot_names=("wide0",)), small_mlp(widths=(4 + added, 5))
-    stack, reference = random_stack(small, 1), random_stack(wide, 1)
-    units = small.slots[0].layouts[BLUEPRINTS.index(blueprint)].views(stack.seeds[0])
-    old = small.layout.views(stack.host) | small.buffers.views(stack.buffers)
-    new = wide.layout.views(reference.host) | wide.buffers.views(reference.buffers)
-    ones = torch.ones(1, added, dtype=F64)
-    added_values = {
-        "linear0.weight": units["widen.weight"],
-        "norm0.weight": ones * (1.0 + ops.NORM_EPSILON) ** 0.5,
-        "norm0.bias": units["widen.bias"],
-        "norm0.mean": 0.0 * ones,
-        "norm0.variance": ones,
-    }
-    for name, values in old.items():
-        parts = [values, added_values[name]] if name in added_values else [values]
-        parts += [units["narrow.weight"]] if name == "linear1.weight" else []
-        new[name][:] = torch.cat(parts, 2 if name == "linear1.weight" else 1)
-    losses = []
-    for host, weights, garden in ((small, stack, [{0: Plant(blueprint)}]), (wide, reference, [{}])):
-        engine = small_engine(host, 1)
-        engine.stack = weights
-        state = seed_state(garden, len(host.slots))
-        losses.append(engine.measure(state, 0, committed=False).scores.loss)
-    torch.testing.assert_close(*losses, rtol=1e-12, atol=0.0)
 
 
 @every_host

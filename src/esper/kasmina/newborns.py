@@ -29,16 +29,19 @@ CHOSEN_ROWS = 4
 adjacent rows are so similar that this costs less accuracy than fewer images would."""
 
 
-def reference_weights(slot: SlotSpec) -> Tensor:
-    """Input weights of the hidden units, float64 ``[HIDDEN_UNITS, C, k, k]``; never write to it.
+def reference_weights(slot: SlotSpec) -> tuple[Tensor, ...]:
+    """Input weights of the hidden units, float64 ``[HIDDEN_UNITS, C, k, k]``; never write to them.
+
+    Where a slot spans several layers, the units of each read those of the one before.
 
     They are distributed like those of a newborn seed, k is 3 in convolutional slots and else 1, or
     that of the layer that the slot spans.
     All environments and steps share them, so that an estimate changes only with its host.
     """
     if slot.span is not None:
-        return _reference_weights(slot.span.inputs, slot.span.kernel)
-    return _reference_weights(slot.channels, 3 if slot.family == "conv" else 1)
+        further = (_reference_weights(HIDDEN_UNITS, 1),) * len(slot.span.further)
+        return _reference_weights(slot.span.inputs, slot.span.kernel), *further
+    return (_reference_weights(slot.channels, 3 if slot.family == "conv" else 1),)
 
 
 @cache
@@ -53,10 +56,10 @@ def _reference_weights(channels: int, kernel: int) -> Tensor:
 
 
 @cache
-def _weights_on(slot: SlotSpec, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _weights_on(slot: SlotSpec, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """``reference_weights`` on a device, which are copied there once."""
     with torch.inference_mode(False):
-        return reference_weights(slot).to(device, dtype)
+        return tuple(each.to(device, dtype) for each in reference_weights(slot))
 
 
 # Native twin: hosts/newborns.h, Newborns.
@@ -145,7 +148,7 @@ def _all_rows(row_gradient: Tensor, rows: slice, height: int) -> Tensor:
 def _hidden(slot: SlotSpec, x: Tensor, normal: Tensor, rows: slice) -> Tensor:
     """The outputs of the hidden units in ``rows``, ``[B, rows, W, N, HIDDEN_UNITS]``."""
     conv, count = slot.family == "conv", x.shape[3]
-    shared = _weights_on(slot, x.dtype, x.device)
+    (shared,) = _weights_on(slot, x.dtype, x.device)
     weights = shared.expand(count, -1, -1, -1, -1)
     if conv:
         units = ops.conv2d(x, weights.contiguous())[:, rows].contiguous()
@@ -157,11 +160,14 @@ def _hidden(slot: SlotSpec, x: Tensor, normal: Tensor, rows: slice) -> Tensor:
 def _unit_norm(slot: SlotSpec, span: Span, gradient: Tensor, source: Tensor) -> Tensor:
     """Gradient norm of the outgoing weights of units for the layer of the slot, ``[N]``."""
     count = gradient.shape[3]
-    weights = _weights_on(slot, gradient.dtype, gradient.device).expand(count, -1, -1, -1, -1)
+    shared = _weights_on(slot, gradient.dtype, gradient.device)
+    layers = [each.expand(count, -1, -1, -1, -1) for each in shared]
     x = source.expand(-1, -1, -1, count, -1).contiguous()
     if slot.family != "conv":
-        return _norm(_correlation(gradient, ops.dense(x, weights[..., 0, 0]).relu()))
-    units = towards_next(span, _norm_of(ops.conv2d(x, weights.contiguous()), True).relu())
+        for weights in layers:
+            x = _norm_of(ops.dense(x, weights[..., 0, 0]), True).relu()
+        return _norm(_correlation(gradient, x))
+    units = towards_next(span, _norm_of(ops.conv2d(x, layers[0].contiguous()), True).relu())
     if span.outgoing_kernel == 1:
         return _norm(_correlation(gradient, units))
     return _norm(_correlation_3x3(gradient, units))

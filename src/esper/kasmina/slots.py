@@ -44,7 +44,9 @@ class SlotSpec:
         height, width = self.size
         shape = f"{self.channels} channels"
         if self.span is not None:
-            shape = f"a layer of {self.span.units} channels"
+            widths = [str(units) for units in (self.span.units, *self.span.further)]
+            layer = "layers" if self.span.further else "a layer"
+            shape = f"{layer} of {' and '.join(widths)} channels"
         elif self.family == "conv":
             shape += f" of {height}x{width}"
         return f"{self.name}: {shape}; parameters of {sizes}"

@@ -174,7 +174,7 @@ class Pointers:
 
     def of_each(self, tensors: Sequence[Tensor]) -> int:
         """The address of an array with the addresses of contiguous tensors."""
-        self.buffers.append(array := addresses(tensors))
+        self.buffers += [array := addresses(tensors), tensors]
         return ctypes.addressof(array)
 
     def of(self, numbers: Sequence[int], dtype: torch.dtype = torch.int32) -> int:

@@ -70,7 +70,7 @@ class CnnHost(NormedHost):
             if pool:
                 size = size[0] // 2, size[1] // 2
                 slots.append(slot(f"r1c{block}", channels, size, depth))
-            span = Span(block, layers[block], channels, self.kernel, pool, last)
+            span = Span(block, layers[block], channels, (), self.kernel, pool, last)
             depth, outputs = (block + 0.5) / blocks, layers[block + 2]
             wide = slot(f"wide{block}", outputs, (1, 1) if last else size, depth, span=span)
             # Of the blueprints that the slots accept, none may be units of a layer.

@@ -190,7 +190,8 @@ class NormedHost(BlockHost):
     """A host whose blocks end in BatchNorm and ReLU and whose head is one linear map.
 
     The slot ``wideI`` spans the layer of block I: its seeds read the input of the block, and add to
-    the layer of the next block before its norm, or to the logits.
+    the layer of the next block before its norm, or to the logits. ``wide_all`` spans the layers of
+    all blocks.
     """
 
     @property
@@ -270,7 +271,8 @@ class NormedHost(BlockHost):
             for name in names:
                 pool = [Instruction("pool", block)]
                 program += pool if name == "pool" else self.slot_at(name)
-        return (*program, Instruction("head", 0), *self.slot_at(f"wide{block}"))
+        ends = (f"wide{block}", "wide_all")
+        return (*program, Instruction("head", 0), *chain.from_iterable(map(self.slot_at, ends)))
 
     def compute(
         self,

@@ -1,7 +1,7 @@
 """The fully connected host: blocks of a linear map, BatchNorm and ReLU, then a linear head.
 
 Activations have the axes of a convolutional host, with one pixel. Slot ``r0cI`` follows block I,
-and ``wideI`` spans its layer, see ``NormedHost``.
+``wideI`` spans its layer, and ``wide_all`` those of all blocks, see ``NormedHost``.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,10 @@ class MlpHost(NormedHost):
             span = Span(block, layers[block], width, last=block == blocks - 1)
             depth = (block + 0.5) / blocks
             slots.append(slot(f"wide{block}", layers[block + 2], depth=depth, span=span))
+        if blocks > 1:
+            first, *further = self.widths
+            span = Span(0, layers[0], first, tuple(further), last=True)
+            slots.append(slot("wide_all", self.classes, depth=0.5, span=span))
         return tuple(slots)
 
     @cached_property

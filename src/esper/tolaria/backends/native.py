@@ -269,6 +269,7 @@ def _host_spec(
         blocks = host.channels if isinstance(host, CnnHost) else host.widths
     steps = CALLS.enums["Step"]
     program = [(steps.index(kind), number) for kind, number in host.program]
+    weights = map(reference_weights, host.slots)
     spec: Struct = CALLS.HostSpec(
         family=CALLS.enums["Family"].index(FAMILY_OF[type(host)]),
         height=height,
@@ -287,11 +288,12 @@ def _host_spec(
         block_sizes=at.of(host.block_sizes),
         slot_channels=at.of([slot.channels for slot in host.slots]),
         slot_span=at.of([slot.span.block if slot.span else -1 for slot in host.slots]),
+        span_layers=at.of([1 + len(slot.span.further) if slot.span else 0 for slot in host.slots]),
         slot_width=at.of([slot.width for slot in host.slots]),
         gate_offset=at.of([slot.gate_offset for slot in host.slots]),
         last_layers=at.of([sum(1 << layer for layer in slot.last_layers) for slot in host.slots]),
         hidden_units=HIDDEN_UNITS,
-        hidden_weights=at.of_each([reference_weights(slot) for slot in host.slots]),
+        hidden_weights=at.of_each([torch.cat([x.flatten() for x in each]) for each in weights]),
     )
     return spec
 

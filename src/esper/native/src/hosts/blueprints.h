@@ -132,9 +132,11 @@ std::unique_ptr<Layer<T>> sequence_attention(int channels) {
                       CausalAttention<T>(heads), Convolution<T>(channels, channels, 1));
 }
 
-// The layer that a slot spans. Twin of kasmina.blueprints.spans.Span.
+// The layers that a slot spans. Twin of kasmina.blueprints.spans.Span.
 struct Span {
-  int inputs, units, kernel;
+  int inputs;
+  std::vector<int> units;  // of each layer
+  int kernel;
   bool pooled, last;
 
   int outgoing_kernel() const { return last ? 1 : kernel; }
@@ -145,17 +147,18 @@ template <class T>
 std::unique_ptr<Layer<T>> make_spanning_branch(Kind kind, const Span& span, int outputs,
                                                Family family) {
   using Conv = Convolution<T>;
-  const int units = (kind == Kind::conv_heavy || kind == Kind::mlp ? 3 : 1) * span.units;
+  const int factor = kind == Kind::conv_heavy || kind == Kind::mlp ? 3 : 1;
   auto layers = std::make_unique<Chain<T>>();
-  if (family == Family::mlp) {
-    layers->add(std::make_unique<Conv>(span.inputs, units, 1, true, true));
-  } else {
-    layers->add(std::make_unique<Conv>(span.inputs, units, span.kernel));
+  int inputs = span.inputs;
+  for (int width : span.units) {
+    const int units = (span.units.size() > 1 ? 2 * factor + 1 : factor) * width;
+    layers->add(std::make_unique<Conv>(inputs, units, span.kernel));
     layers->add(std::make_unique<GroupNorm<T>>(units, norm_groups(units), true));
-    if (span.pooled) layers->add(std::make_unique<MaxPool<T>>());
-    if (span.last) layers->add(std::make_unique<MeanPool<T>>());
+    inputs = units;
   }
-  layers->add(std::make_unique<Conv>(units, outputs, span.outgoing_kernel()));
+  if (span.pooled) layers->add(std::make_unique<MaxPool<T>>());
+  if (span.last && family == Family::conv) layers->add(std::make_unique<MeanPool<T>>());
+  layers->add(std::make_unique<Conv>(inputs, outputs, span.outgoing_kernel()));
   return layers;
 }
 

@@ -49,12 +49,13 @@ struct HostSpec {
   const int32_t* block_channels;  // [blocks without the head], output channels
   const int32_t* block_sizes;     // [blocks], parameters
   const int32_t* slot_channels;   // [slots]
-  const int32_t* slot_span;       // [slots], the block that the slot spans; negative: none
+  const int32_t* slot_span;       // [slots], the first block that the slot spans; negative: none
+  const int32_t* span_layers;     // [slots], how many consecutive blocks it spans
   const int32_t* slot_width;      // [slots], row length of the slot's store
   const int32_t* gate_offset;     // [slots]
   const int32_t* last_layers;     // [slots], bits of LastLayer
   int32_t hidden_units;
-  const double* const* hidden_weights;  // slots of [units, inputs, k, k], see newborns.h
+  const double* const* hidden_weights;  // slots of [units, inputs, k, k] by layer, see newborns.h
 };
 
 // N rows with S slots; parameters and optimizer state are changed in place.

@@ -82,7 +82,7 @@ class Newborns {
   Newborns(int channels, Family family, int layers, int units, const double* weights,
            std::optional<Span> span)
       : channels_(channels), units_(units), kernel_(family == Family::conv ? 3 : 1),
-        layers_(layers), conv_(family == Family::conv), span_(span),
+        layers_(layers), span_(span),
         weights_(weights, weights + weight_count()),
         ones_(size_t(std::max(channels, units)), T(1)),
         zeros_(size_t(std::max(channels, units)), T(0)),
@@ -137,21 +137,26 @@ class Newborns {
     std::fill(norms, norms + kLastLayers, std::numeric_limits<T>::quiet_NaN());
     Maps<T> hidden = arena.maps(source, units_);
     convolve(source, weights_.data(), span_->kernel, hidden);
-    if (conv_)
+    normalise(hidden, true, arena, hidden);
+    const T* weights = weights_.data() + units_ * span_->inputs;
+    for (size_t layer = 1; layer < span_->units.size(); ++layer, weights += units_ * units_) {
+      const Maps<T> before = hidden;
+      hidden = arena.maps(source, units_);
+      convolve(before, weights, 1, hidden);
       normalise(hidden, true, arena, hidden);
-    else
-      rectify(hidden);
+    }
     MaxPool<T> most;
     MeanPool<T> mean;
     if (span_->pooled) hidden = most.forward(hidden, arena);
-    if (span_->last) hidden = mean.forward(hidden, arena);
+    if (span_->last && kernel_ > 1) hidden = mean.forward(hidden, arena);
     norms[int(LastLayer::hidden)] = correlation(g, hidden, span_->outgoing_kernel(), {});
   }
 
  private:
   ptrdiff_t weight_count() const {
     const int inputs = span_ ? span_->inputs : channels_, kernel = span_ ? span_->kernel : kernel_;
-    return ptrdiff_t(units_) * inputs * kernel * kernel;
+    const ptrdiff_t further = span_ ? ptrdiff_t(span_->units.size() - 1) * units_ * units_ : 0;
+    return ptrdiff_t(units_) * inputs * kernel * kernel + further;
   }
 
   bool wants(LastLayer layer) const { return (layers_ >> int(layer) & 1) != 0; }
@@ -230,7 +235,6 @@ class Newborns {
   }
 
   int channels_, units_, kernel_, layers_;
-  bool conv_;
   std::optional<Span> span_;
   std::vector<T> weights_, ones_, zeros_, gradient_;
 };

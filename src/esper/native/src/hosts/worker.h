@@ -198,17 +198,18 @@ class Worker {
     Maps<T> source = {};           // input of the layer that it spans
   };
 
-  // The layer that a slot spans.
+  // The layers that a slot spans.
   std::optional<Span> span_of(int slot) const {
-    const int block = spec_.slot_span[slot];
+    const int block = spec_.slot_span[slot], end = block + spec_.span_layers[slot];
     if (block < 0) return std::nullopt;
-    const bool dense = spec_.family == Family::mlp, last = block + 2 == spec_.blocks;
+    const bool dense = spec_.family == Family::mlp, last = end + 1 == spec_.blocks;
     bool pooled = false;
     for (int i = 0; i < spec_.steps; ++i)
       pooled |= Step(spec_.program[2 * i]) == Step::pool && spec_.program[2 * i + 1] == block;
     const int inputs = block > 0 ? spec_.block_channels[block - 1]
                                  : spec_.channels * (dense ? spec_.height * spec_.width : 1);
-    return Span{inputs, spec_.block_channels[block], dense ? 1 : spec_.kernel, pooled, last};
+    const std::vector<int> units(spec_.block_channels + block, spec_.block_channels + end);
+    return Span{inputs, units, dense ? 1 : spec_.kernel, pooled, last};
   }
 
   bool has_seed(int slot) const { return slots_[size_t(slot)]->seed().kind >= 0; }
