@@ -176,6 +176,9 @@ def _train(
     def say(word: str) -> None:
         pipe.send_bytes(word.encode())
         if word in halts:
+            # A signal that arrives just before a blocking read would not be noticed until it ends.
+            while not pipe.poll(0.05):
+                pass
             pipe.recv_bytes()
 
     _report_saves(say)
