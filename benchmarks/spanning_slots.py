@@ -9,8 +9,8 @@ each. Static networks are those hosts with wider layers from the start, of the w
 the best utility on the same 32. Utility is expected test accuracy less the price of the parameters
 above those of the small host.
 
-PPO: ``esper train ppo`` on its default task, which differs in ``--slots`` alone. Differences are
-paired by host and by seed; brackets hold 95 % intervals, over splits and over seeds.
+PPO: ``esper train ppo`` on each of these hosts; trainings differ in ``--slots`` alone. Differences
+are paired by host and by seed; brackets hold 95 % intervals, over splits and over seeds.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,9 @@ SLOTS = {"residual": (), "wide": ("wide",), "both": ("r0c0", "r0c1", "wide")}
 HOSTS = {
     "convolutions 4-8": TASKS["digits_shift"](),
     "perceptron 4-4": replace(
-        TASKS["digits_mlp"](), host=MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1))
+        TASKS["digits_mlp"](),
+        name="digits_mlp_4",
+        host=MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)),
     ),
 }
 STYLES = Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.GATED_GATE
@@ -172,31 +174,32 @@ def schedule_rows(
             )  # fmt: skip
 
 
-def gains(slots: str, seed: int, work: Path) -> list[float]:
+def gains(task: Task, slots: str, seed: int, work: Path) -> list[float]:
     """Gain in points of each round of a training with PPO."""
+    TASKS[task.name] = lambda: task
     common = {
-        "seed": seed, "threads": 1, "telemetry_level": "minimal",
+        "task": task.name, "seed": seed, "threads": 1, "telemetry_level": "minimal",
         "telemetry_dir": str(work / "runs"), "slots": SLOTS[slots],
     }  # fmt: skip
     return [one.gain for one in run_training(unflatten(common), "ppo").rounds]
 
 
 def training_rows(
-    work: Path, wide_minus_default: dict[str, tuple[float, ...]]
+    name: str, work: Path, minus_default: dict[str, tuple[float, ...]]
 ) -> Iterator[tuple[str, ...]]:
-    """A row for each set of slots; adds the difference of each from the default."""
-    plain = None
+    """A row for each set of slots of a host; adds the difference of each from the default."""
+    plain, task = None, HOSTS[name]
     for slots in SLOTS:
         runs = [
-            kept(work / f"ppo {slots} {seed}.json", partial(gains, slots, seed, work))
+            kept(work / f"ppo {name} {slots} {seed}.json", partial(gains, task, slots, seed, work))
             for seed in SEEDS
         ]
         last = np.array([fmean(run[-LAST:]) for run in runs])
         every = np.array([fmean(run) for run in runs])
         plain = plain or (last, every)
-        wide_minus_default[slots] = points(last - plain[0])
+        minus_default[slots] = points(last - plain[0])
         yield (
-            f"`--slots {' '.join(SLOTS[slots])}`" if SLOTS[slots] else "default",
+            name, f"`--slots {' '.join(SLOTS[slots])}`" if SLOTS[slots] else "default",
             text(last, ".1f"), text(last - plain[0], "+.1f") if slots != "residual" else "",
             text(every, ".1f"), text(every - plain[1], "+.1f") if slots != "residual" else "",
         )  # fmt: skip
@@ -209,19 +212,20 @@ def main() -> None:
     arguments = parser.parse_args()
     schedules, trainings = [], []
     networks: dict[str, tuple[float, ...]] = {}
-    differences: dict[str, tuple[float, ...]] = {}
+    differences: dict[str, dict[str, tuple[float, ...]]] = {name: {} for name in HOSTS}
     for row in schedule_rows(arguments.work, networks):
         schedules.append(row)
         print(*row, flush=True)
-    for row in training_rows(arguments.work, differences):
-        trainings.append(row)
-        print(*row, flush=True)
+    for name in HOSTS:
+        for row in training_rows(name, arguments.work, differences[name]):
+            trainings.append(row)
+            print(*row, flush=True)
     heads = (
         "host", "grows", "plan", "rates of host and seed", "test accuracy, %",
         "parameters added", "utility minus no growth, points",
     )  # fmt: skip
     ppo_heads = (
-        "slots", f"gain in the last {LAST} of 30 rounds", "minus default",
+        "host", "slots", f"gain in the last {LAST} of 30 rounds", "minus default",
         "mean gain of all rounds", "minus default",
     )  # fmt: skip
     minus_static = ", ".join(f"{name} {points_text(x)}" for name, x in networks.items())
@@ -232,7 +236,12 @@ def main() -> None:
         about[1], table(ppo_heads, trainings),
         f"{made_on('1 and 2 threads')}.",
     ]  # fmt: skip
-    figures = {"seeds": len(SEEDS), "wide_minus_static": networks, "ppo_minus_default": differences}
+    figures = {
+        "seeds": len(SEEDS),
+        "wide_minus_static": networks,
+        "ppo_minus_default": differences["convolutions 4-8"],
+        "ppo_minus_default_perceptron": differences["perceptron 4-4"],
+    }
     publish("spanning_slots", "Slots in which layers become wider", parts, arguments.write, figures)
 
 
