@@ -131,12 +131,11 @@ def units_of(host: Host, slot: SlotSpec) -> nn.Module:
     if slot.family == "conv":
         kernel = module.narrow.kernel_size[0]
         module.widen = naive.conv(weights.shape[1], HIDDEN_UNITS, weights.shape[2])
-        module.norm = naive.group_norm(HIDDEN_UNITS)
         module.narrow = naive.conv(HIDDEN_UNITS, slot.channels, kernel)
     else:
         module.widen = nn.Linear(weights.shape[1], HIDDEN_UNITS, bias=False)
-        module.norm = naive.group_norm(HIDDEN_UNITS)
         module.narrow = nn.Linear(HIDDEN_UNITS, slot.channels, bias=False)
+    module.norm = naive.group_norm(HIDDEN_UNITS)
     for i in range(1, 1 + len(further)):
         module.add_module(f"widen{i}", nn.Linear(HIDDEN_UNITS, HIDDEN_UNITS, bias=False))
         module.add_module(f"norm{i}", naive.group_norm(HIDDEN_UNITS))

@@ -29,7 +29,7 @@ class Span:
         further: channels of the layers behind it that are spanned with it.
         kernel: size of its kernel and of that of the next layer.
         pool: whether 2x2 max pooling follows.
-        last: whether the head follows, which reads the mean over the pixels.
+        last: whether the head follows that reads the mean over the pixels of a convolutional host.
     """
 
     block: int
@@ -66,7 +66,7 @@ def span_blueprint(name: str, span: Span, family: str, outputs: int) -> Blueprin
         for layer, _ in layers:
             x = multiply(x, p[f"widen{layer}.weight"])
             x = group_norm(x, p[f"norm{layer}.weight"], p[f"norm{layer}.bias"], rectify=True)
-        return multiply(towards_next(span, x) if conv else x, p["narrow.weight"])
+        return multiply(towards_next(span, x), p["narrow.weight"])
 
     fields, inputs = list[Field](), span.inputs
     for layer, units in layers:

@@ -46,12 +46,12 @@ class MlpHost(NormedHost):
         layers, blocks = (prod(self.image), *self.widths, self.classes), len(self.widths)
         for block, width in enumerate(self.widths):
             slots.append(slot(f"r0c{block}", width, depth=(block + 1) / blocks))
-            span = Span(block, layers[block], width, last=block == blocks - 1)
+            span = Span(block, layers[block], width)
             depth = (block + 0.5) / blocks
             slots.append(slot(f"wide{block}", layers[block + 2], depth=depth, span=span))
         if blocks > 1:
             first, *further = self.widths
-            span = Span(0, layers[0], first, tuple(further), last=True)
+            span = Span(0, layers[0], first, tuple(further))
             slots.append(slot("wide_all", self.classes, depth=0.5, span=span))
         return tuple(slots)
 

@@ -144,8 +144,7 @@ struct Span {
 
 // Twin of kasmina.blueprints.spans.span_blueprint.
 template <class T>
-std::unique_ptr<Layer<T>> make_spanning_branch(Kind kind, const Span& span, int outputs,
-                                               Family family) {
+std::unique_ptr<Layer<T>> make_spanning_branch(Kind kind, const Span& span, int outputs) {
   using Conv = Convolution<T>;
   const int factor = kind == Kind::conv_heavy || kind == Kind::mlp ? 3 : 1;
   auto layers = std::make_unique<Chain<T>>();
@@ -157,7 +156,7 @@ std::unique_ptr<Layer<T>> make_spanning_branch(Kind kind, const Span& span, int 
     inputs = units;
   }
   if (span.pooled) layers->add(std::make_unique<MaxPool<T>>());
-  if (span.last && family == Family::conv) layers->add(std::make_unique<MeanPool<T>>());
+  if (span.last) layers->add(std::make_unique<MeanPool<T>>());
   layers->add(std::make_unique<Conv>(inputs, outputs, span.outgoing_kernel()));
   return layers;
 }

@@ -148,7 +148,7 @@ class Newborns {
     MaxPool<T> most;
     MeanPool<T> mean;
     if (span_->pooled) hidden = most.forward(hidden, arena);
-    if (span_->last && kernel_ > 1) hidden = mean.forward(hidden, arena);
+    if (span_->last) hidden = mean.forward(hidden, arena);
     norms[int(LastLayer::hidden)] = correlation(g, hidden, span_->outgoing_kernel(), {});
   }
 

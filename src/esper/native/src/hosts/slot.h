@@ -49,7 +49,7 @@ class Slot : public Layer<T> {
   Layer<T>& branch(int kind) {
     std::unique_ptr<Layer<T>>& layers = branches_[size_t(kind)];
     if (layers == nullptr)
-      layers = span_ ? make_spanning_branch<T>(Kind(kind), *span_, channels_, family_)
+      layers = span_ ? make_spanning_branch<T>(Kind(kind), *span_, channels_)
                      : make_branch<T>(Kind(kind), channels_, family_);
     return *layers;
   }

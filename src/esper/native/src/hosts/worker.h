@@ -202,7 +202,7 @@ class Worker {
   std::optional<Span> span_of(int slot) const {
     const int block = spec_.slot_span[slot], end = block + spec_.span_layers[slot];
     if (block < 0) return std::nullopt;
-    const bool dense = spec_.family == Family::mlp, last = end + 1 == spec_.blocks;
+    const bool dense = spec_.family == Family::mlp, last = !dense && end + 1 == spec_.blocks;
     bool pooled = false;
     for (int i = 0; i < spec_.steps; ++i)
       pooled |= Step(spec_.program[2 * i]) == Step::pool && spec_.program[2 * i + 1] == block;
