@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.kasmina.shrinking import shrink_and_perturb
     from esper.own_models import (
+        Enlargement,
         EpochRecord,
         Growth,
         GrowthResult,
         Slot,
         Validation,
         check,
+        deepen,
         grow,
         load_grown,
         strip,
+        widen,
     )
     from esper.simic.gym.registration import register_envs
     from esper.simic.tools.gym_policy import load_policy
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Enlargement",
     "EpochRecord",
     "Growth",
     "GrowthResult",
@@ -34,12 +38,14 @@ __all__ = [
     "Validation",
     "__version__",
     "check",
+    "deepen",
     "grow",
     "load_grown",
     "load_policy",
     "register_envs",
     "shrink_and_perturb",
     "strip",
+    "widen",
 ]
 
 _HOMES = {

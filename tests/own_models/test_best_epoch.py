@@ -16,7 +16,7 @@ from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.deeper_stacks import deepen
 from esper.kasmina.wider_layers import NewChannels, widen
 from esper.leyline.stages import Stage
-from esper.own_models import width_search
+from esper.own_models import layer_growth
 from esper.own_models.best_epoch import BestEpoch
 from grown_modules import products
 from own_modules import loader
@@ -36,7 +36,7 @@ def overfitted(policy: str, **more: Any) -> esper.GrowthResult:
     }  # fmt: skip
     loaders = loader(x, y), loader(*products(256, 1))
     # Six times as wide, whatever the table expects of such layers.
-    with patch.object(width_search, "planned_counts", six_times):
+    with patch.object(layer_growth, "planned_counts", six_times):
         return esper.grow(multilayer(), *loaders, policy=policy, **(arguments | more))
 
 

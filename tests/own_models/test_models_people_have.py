@@ -1,8 +1,6 @@
 """Models and loops with what plain tests lack: loose buffers, parametrizations, odd outputs."""
 
 import copy
-import gc
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.optim import SGD
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import esper
 from esper.own_models.objectives import objective
 from grown_modules import quietly_grown
-from own_modules import ResidualNet, images, loader, perceptron, table
+from own_modules import ResidualNet, images, loader
 
 DATA = loader(*images(32))
 
@@ -203,22 +200,3 @@ def test_a_batch_sampler_keeps_its_order() -> None:
 
     one, two = trained(True), trained(False)
     assert all(torch.equal(x, two[name]) for name, x in one.items())
-
-
-def test_growth_without_an_optimizer_begins_with_an_example_and_leaves_nothing_behind() -> None:
-    x, y = table(16)
-    model = perceptron()
-    growth = esper.Growth(model, example=x, validate=lambda: 0.5, report=None)
-    optimizer = SGD(model.parameters(), lr=0.1)
-    F.mse_loss(model(x), y).backward()
-    optimizer.step()
-    growth.step()
-    assert growth.slots
-
-    discarded = perceptron()
-    growth = esper.Growth(discarded, validate=lambda: 0.5, report=None)
-    reference = weakref.ref(discarded)
-    del growth, discarded
-    gc.collect()
-    assert reference() is None
-    assert not _global_optimizer_pre_hooks

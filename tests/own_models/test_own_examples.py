@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import swa_utils
 
 import esper
 from esper.leyline.errors import UsageError
@@ -226,7 +227,7 @@ def test_the_pages_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert names["result"].model is names["model"]
 
 
-def test_the_loop_of_the_page_runs() -> None:
+def test_the_loops_of_the_page_run() -> None:
     model, data = ResidualNet(), loader(*images(32))
     calls: list[int] = []
     names: dict[str, Any] = {
@@ -234,8 +235,16 @@ def test_the_loop_of_the_page_runs() -> None:
         "validate": lambda: calls.append(1) or 0.5,
         "train_one_epoch": lambda m, o: [m(x) for x, _ in data],
     }
-    names |= {"esper": esper, "torch": torch}
-    loop = python_blocks("docs/own-models.md", "In a loop of your own")[0]
-    exec(loop.replace("40", "5"), names)
+    names |= {
+        "esper": esper,
+        "torch": torch,
+        "train_loader": data,
+        "ema": swa_utils.AveragedModel(model),
+    }
+    names["optimizer"] = torch.optim.SGD(model.parameters())
+    size = sum(p.numel() for p in model.parameters())
+    for loop in python_blocks("docs/own-models.md", "In a loop of your own")[:2]:
+        exec(loop.replace("40", "5"), names)
+    assert size < names["growth"].history[0].parameters
     assert len(names["growth"].history) == 5
     assert len(calls) >= 5

@@ -21,7 +21,7 @@ from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
-from esper.own_models import width_search
+from esper.own_models import layer_growth, width_search
 from esper.own_models.new_units import Proposal, propose
 from esper.own_models.objectives import Evaluator, Validation
 from esper.own_models.options import GrowOptions
@@ -188,17 +188,18 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
     model, x = make().eval(), inputs()
     before = layer_sizes(model)
     with torch.no_grad():
+        outputs = model(x)
         groups, _ = channel_groups(model, lambda: model(x))
-    generator = torch.Generator().manual_seed(0)
 
-    def backward(module: nn.Module, batch: Tensor) -> None:
-        output = module(batch)
-        (output["logits"] if isinstance(output, dict) else output).square().mean().backward()
+    def square(output: Any, _: object) -> Tensor:
+        return (output["logits"] if isinstance(output, dict) else output).square().mean()
 
-    size = width_prior.wider_size(model, dict.fromkeys(groups, 2))
-    for group in groups:
-        widen(model, group, propose(model, group, 2, [x], backward, generator).new)
-    assert size == sum(p.numel() for p in model.parameters())
+    size = width_prior.wider_size(model, {each: round(0.5 * each.channels) for each in groups})
+    enlargement = esper.widen(model, [(x, torch.zeros(8))], loss=square, factor=1.5)
+    assert size == enlargement.parameters[1] == sum(p.numel() for p in model.parameters())
+    for one, two in zip(tensors(model(x)), tensors(outputs), strict=True):
+        torch.testing.assert_close(one, two)
+    assert not model.training
     widths = {
         name: {key: (before[name][key], size) for key, size in sizes.items()}
         for name, sizes in layer_sizes(model).items()
@@ -365,7 +366,7 @@ def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyP
         entries = {name: x * float("nan") for name, x in proposal.new.entries.items()}
         return Proposal(proposal.group, NewChannels(entries, proposal.new.count), proposal.share)
 
-    monkeypatch.setattr(width_search, "propose", not_a_number)
+    monkeypatch.setattr(layer_growth, "propose", not_a_number)
     monkeypatch.setattr(width_search.WidthSearch, "_problem", lambda *_: "")
     result, never = grown(), grown(policy="never")
     assert not result.grew
@@ -449,8 +450,9 @@ def test_a_training_has_one_trial(
 
 
 def test_a_loop_of_ones_own_takes_another_policy() -> None:
-    with pytest.raises(UsageError, match=r"policy: 'widen' .* call esper.grow"):
-        esper.Growth(multilayer(), policy="widen", epochs=3)
+    model = multilayer()
+    with pytest.raises(UsageError, match=r"policy: 'widen' .* call esper.grow, or esper.widen"):
+        esper.Growth(model, adam(list(model.parameters())), policy="widen", epochs=3)
 
 
 def test_convolutions_with_batch_norm_are_widened() -> None:

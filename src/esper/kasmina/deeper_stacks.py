@@ -106,7 +106,7 @@ def deepen(
         container: name of the stack.
         index: place of the block.
         zeros: see ``Repeat``.
-        optimizer: trains the module; each new parameter joins the group of the one it copies.
+        optimizer: trains the module; its groups get new parameters behind those that they copy.
     """
     stack: Any = model.get_submodule(container)
     new = copy.deepcopy(stack[index])
@@ -116,7 +116,10 @@ def deepen(
     pairs = dict(zip(map(id, stack[index].parameters()), new.parameters(), strict=True))
     stack.insert(index + 1, new)
     for group in optimizer.param_groups if optimizer else ():
-        group["params"] += [pairs[id(p)] for p in group["params"] if id(p) in pairs]
+        # In the order of an optimizer that is built from the deeper module.
+        ends = [i for i, p in enumerate(group["params"], 1) if id(p) in pairs]
+        for i in ends[::-1]:
+            group["params"].insert(ends[-1], pairs[id(group["params"][i - 1])])
     return Deepening(stack, index + 1, optimizer, list(new.parameters()))
 
 

@@ -144,13 +144,6 @@ def reads_itself(module: nn.Module, name: str) -> bool:
     return is_matrix and name != "weight_ih_l0"
 
 
-def _all_sizes(module: nn.Module) -> dict[str, int]:
-    names = size_names(module)
-    # A depthwise convolution has as many groups as channels.
-    grouped = getattr(module, "groups", 1) > 1
-    return {name: getattr(module, name) for name in (*names, *(("groups",) if grouped else ()))}
-
-
 def resize(
     model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer | None = None
 ) -> list[str]:
@@ -202,9 +195,13 @@ def parameter_count(model: nn.Module) -> int:
 
 def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
-    return {
-        name: _all_sizes(module) for name, module in model.named_modules() if size_names(module)
-    }
+    sizes = {}
+    for name, module in model.named_modules():
+        # A depthwise convolution has as many groups as channels.
+        groups = ("groups",) if getattr(module, "groups", 1) > 1 else ()
+        if names := size_names(module):
+            sizes[name] = {key: getattr(module, key) for key in (*names, *groups)}
+    return sizes
 
 
 def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:

@@ -13,17 +13,23 @@ if TYPE_CHECKING:
     from esper.own_models.model_check import check as check
     from esper.own_models.objectives import Validation as Validation
     from esper.own_models.saving import load_grown as load_grown
+    from esper.own_models.wider_model import Enlargement as Enlargement
+    from esper.own_models.wider_model import deepen as deepen
+    from esper.own_models.wider_model import widen as widen
 
 HOMES = {
+    "Enlargement": "own_models.wider_model",
     "EpochRecord": "own_models.growth_result",
     "Growth": "own_models.controller",
     "GrowthResult": "own_models.growth_result",
     "Slot": "kasmina.slots",
     "Validation": "own_models.objectives",
     "check": "own_models.model_check",
+    "deepen": "own_models.wider_model",
     "grow": "own_models.growing",
     "load_grown": "own_models.saving",
     "strip": "own_models.grafted_model",
+    "widen": "own_models.wider_model",
 }
 """Where each public name lives. It is imported when it is first used: torch takes seconds."""
 

@@ -1,6 +1,5 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
@@ -10,21 +9,15 @@ from typing import TYPE_CHECKING, Any
 from msgspec import convert, to_builtins
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from esper.kasmina.slots import SlotSpec
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.own_models.grafted_model import GraftedModel, grown_seeds, updates
+from esper.own_models.grafted_model import GraftedModel, grown_seeds
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Scale, Validation, as_score
-from esper.own_models.options import (
-    GrowthOptions,
-    check_arguments,
-    check_optimizer,
-    describe,
-)
+from esper.own_models.options import GrowthOptions, check_arguments, describe
 from esper.own_models.samples import as_arguments, buffers_kept, evaluating, half_or_all
 from esper.tamiyo.baselines import SEARCHES
 
@@ -42,7 +35,7 @@ class Growth:
 
     Args:
         model: the module, not compiled and without seeds; it is grown in place.
-        optimizer: the optimizer that trains it; None to take the first one that updates the module.
+        optimizer: the optimizer that trains it.
         validate: returns the validation score (or a ``Validation``) of the module as it is. It is
             called once more per epoch for each seed that acts, with that seed at alpha 0. Every
             policy but ``never`` needs it.
@@ -64,7 +57,7 @@ class Growth:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer,
         *,
         validate: Callable[[], "float | Validation"] | None = None,
         example: Any = None,
@@ -78,7 +71,7 @@ class Growth:
         if policy in SEARCHES:
             raise UsageError(
                 f"policy: {policy!r} trains epochs with and without other layers, in its own loop; "
-                "call esper.grow, or give another policy"
+                f"call esper.grow, or esper.{policy} in your loop, or give another policy"
             )
         if validate is None and policy != "never":
             raise UsageError(
@@ -93,18 +86,13 @@ class Growth:
         self._scale = Scale()
         self._lifecycle: LifecycleController | None = None
         self._count = parameter_count(model)
-        self._watch: OptimizerWatch | None = None
         self._first_call: FirstCall | None = None
-        self._example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         if policy == "never":
             return
-        if optimizer is None:
-            self._watch = OptimizerWatch(model)
-        self._example = None if example is None else as_arguments(example)
-        if self._example is None:
+        if example is None:
             self._first_call = FirstCall(model)
-        elif optimizer is not None:
-            self._begin(*self._example)
+        else:
+            self._begin(*as_arguments(example))
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
@@ -274,15 +262,13 @@ class Growth:
         for name, value in (("epochs", self.options.epochs), ("policy", self._policy_name)):
             if saved[name] != value:
                 raise UsageError(f"{name}: growth began with {saved[name]}, got {value}; give that")
-        if saved["lives"] is not None and self.optimizer is None:
-            raise UsageError("optimizer: give it to Growth, so that the saved seeds can join it")
         self.history = convert(saved["history"], list[EpochRecord])
         self.finished, self._scale.first = saved["finished"], saved["scale"]
         if saved["lives"] is not None:
             self._stop_waiting()
             if self._lifecycle is None:
                 slots = tuple(SlotSpec(**slot) for slot in saved["lives"]["slots"])
-                self._create_lifecycle(slots, self._known_optimizer())
+                self._create_lifecycle(slots)
             assert self._lifecycle is not None
             self._lifecycle.load_state_dict(saved["lives"])
             if self.finished:
@@ -295,49 +281,38 @@ class Growth:
 
     def _called_with(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the first forward pass."""
-        arguments = self._example if self._first_call is None else self._first_call.arguments
+        arguments = self._first_call.arguments if self._first_call else None
         if arguments is None:
             raise UsageError(
                 "step: the module has not been called yet; train an epoch first, or give example="
             )
         return arguments
 
-    def _known_optimizer(self) -> Optimizer:
-        """The optimizer that was given, or that has updated the module."""
-        if self.optimizer is None:
-            if self._watch is None or self._watch.optimizer is None:
-                raise UsageError("optimizer: none has updated the module yet; give it to Growth")
-            check_optimizer(self.model, self._watch.optimizer)
-            self.optimizer = self._watch.optimizer
-        return self.optimizer
-
     def _stop_waiting(self) -> None:
-        """Take off the hooks that wait for a first call and a first update."""
-        for waiting in (self._first_call, self._watch):
-            if waiting is not None:
-                waiting.close()
+        """Take off the hook that waits for a first call."""
+        if self._first_call is not None:
+            self._first_call.close()
         self._first_call = None
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find the slots, and prepare the lifecycle."""
         from esper.own_models.slot_search import find_slots
 
-        optimizer = self._known_optimizer()
         self._stop_waiting()
         with evaluating(self.model), buffers_kept(self.model):
             slots = find_slots(
                 self.model, half_or_all(self.model, args, kwargs), self.options.slots
             )
-        self._create_lifecycle(slots, optimizer)
+        self._create_lifecycle(slots)
         self._say("slots: " + ", ".join(f"{slot.name} ({slot.channels})" for slot in slots))
 
-    def _create_lifecycle(self, slots: tuple[SlotSpec, ...], optimizer: Optimizer) -> None:
+    def _create_lifecycle(self, slots: tuple[SlotSpec, ...]) -> None:
         """Prepare the lifecycle of seeds in the slots."""
         from esper.own_models.lifecycle_controller import LifecycleController, actor
 
         options = self.options
         policy = actor(options.policy, slots, options.epochs, options.seed, self._say)
-        body = GraftedModel(self.model, slots, optimizer, options.epochs, options.seed)
+        body = GraftedModel(self.model, slots, self.optimizer, options.epochs, options.seed)
         self._lifecycle = LifecycleController(
             body,
             policy,
@@ -397,35 +372,6 @@ class FirstCall:
         """See ``nn.Module.register_forward_pre_hook``."""
         self.arguments = args, kwargs
         self.close()
-
-    def close(self) -> None:
-        """Wait no longer."""
-        self._handle.remove()
-
-
-class OptimizerWatch:
-    """Waits for the first step of an optimizer that updates a module.
-
-    Args:
-        model: the module.
-
-    Attributes:
-        optimizer: the one of the module; None before its first step.
-    """
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-        self.optimizer: Optimizer | None = None
-        # The hook is global: held by it, a watch that nobody else holds would live for ever.
-        reference = weakref.ref(self)
-
-        def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-            if (watch := reference()) is not None and updates(optimizer, watch.model):
-                watch.optimizer = optimizer
-                watch.close()
-
-        self._handle = register_optimizer_step_pre_hook(before_step)
-        weakref.finalize(self, self._handle.remove)
 
     def close(self) -> None:
         """Wait no longer."""

@@ -211,7 +211,6 @@ class Recipe:
     def training(self, model: nn.Module, growth: Growth) -> Training:
         """The training of ``model`` with the optimizer of its growth."""
         options, optimizer = self.options, growth.optimizer
-        assert optimizer is not None
         return Training(
             model,
             self.train_loader,

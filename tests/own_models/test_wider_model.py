@@ -1,0 +1,171 @@
+"""``esper.widen`` and ``esper.deepen`` in a training loop of one's own."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from test_width_search import numbers, residual
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import esper
+from esper.kasmina.wider_layers import layer_sizes
+from esper.leyline.errors import UsageError
+from own_modules import loader, unchanged
+from wide_modules import multilayer
+
+
+class Loop:
+    """Adam with a schedule and an average of the weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.data = model, loader(*numbers(256, 0))
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 12)
+        self.ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def train(self, epochs: int) -> float:
+        """The loss of the last minibatch."""
+        for _ in range(epochs):
+            for x, y in self.data:
+                self.optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(self.model(x), y)
+                loss.backward()
+                self.optimizer.step()
+                self.ema.update_parameters(self.model)
+            self.scheduler.step()
+        return float(loss.detach())
+
+    def outputs(self) -> list[Tensor]:
+        """Of the model and of the average, in evaluation mode."""
+        models = [copy.deepcopy(model).eval() for model in (self.model, self.ema.module)]
+        return [model(numbers(64, 2)[0]).detach() for model in models]
+
+    def state(self) -> list[dict[str, Any]]:
+        parts = self.model, self.ema, self.optimizer, self.scheduler
+        return [copy.deepcopy(part.state_dict()) for part in parts]
+
+
+def equal(one: Any, two: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(equal(one[key], two[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(two) and all(map(equal, one, two))
+    return torch.equal(one, two) if isinstance(one, Tensor) else one == two
+
+
+MAKERS = {"widen": multilayer, "deepen": residual}
+
+
+def loop_of(function: str) -> Loop:
+    torch.manual_seed(0)
+    return Loop(MAKERS[function]())
+
+
+def enlarge(function: str, loop: Loop, **more: Any) -> esper.Enlargement:
+    arguments = {"optimizer": loop.optimizer, "averages": [loop.ema.module]} | more
+    return getattr(esper, function)(loop.model, loop.data, **arguments)
+
+
+@pytest.mark.parametrize("function", MAKERS)
+def test_a_loop_goes_on_with_a_larger_model_that_computes_the_same(function: str) -> None:
+    loop = loop_of(function)
+    loop.train(3)
+    size = sum(p.numel() for p in loop.model.parameters())
+    before, random = loop.outputs(), torch.get_rng_state()
+    moment = loop.optimizer.state[next(loop.model.parameters())]["exp_avg"].clone()
+    enlargement = enlarge(function, loop)
+    assert torch.equal(random, torch.get_rng_state())
+    torch.testing.assert_close(loop.outputs(), before)
+    parameters = list(loop.model.parameters())
+    assert enlargement.parameters == (size, sum(p.numel() for p in parameters))
+    assert enlargement.parameters[1] > size
+    assert str(enlargement).endswith(f"{size:,} -> {enlargement.parameters[1]:,} parameters")
+    (group,) = loop.optimizer.param_groups
+    assert [*map(id, group["params"])] == [*map(id, parameters)]
+    assert torch.equal(loop.optimizer.state[parameters[0]]["exp_avg"][: len(moment)], moment)
+    loop.train(9)
+    assert loop.scheduler.get_last_lr()[0] == pytest.approx(0.0, abs=1e-9)
+    for one, two in zip(parameters, loop.ema.module.parameters(), strict=True):
+        assert one.shape == two.shape
+        assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("function", MAKERS)
+def test_undo_restores_model_average_and_optimizer_to_the_bit(function: str) -> None:
+    loop = loop_of(function)
+    loop.train(2)
+    before = loop.state()
+    enlargement = enlarge(function, loop)
+    assert not equal(before, loop.state())
+    enlargement.undo()
+    assert equal(before, loop.state())
+    assert layer_sizes(loop.model) == layer_sizes(MAKERS[function]())
+
+
+@pytest.mark.parametrize("function", MAKERS)
+def test_a_later_process_resumes_the_loop_in_the_same_bits(function: str) -> None:
+    loop = loop_of(function)
+    loop.train(2)
+    enlarge(function, loop)
+    loop.train(2)
+    states, random = loop.state(), torch.get_rng_state()
+    loop.train(3)
+    later = Loop(esper.load_grown(MAKERS[function](), states[0]))
+    for part, state in zip((later.ema, later.optimizer, later.scheduler), states[1:], strict=True):
+        part.load_state_dict(state)
+    torch.set_rng_state(random)
+    later.train(3)
+    assert equal(loop.state(), later.state())
+
+
+def test_slots_price_and_limit_restrict_what_becomes_wider() -> None:
+    def widths(**more: Any) -> tuple[int, int]:
+        loop = loop_of("widen")
+        enlarge("widen", loop, **more)
+        return loop.model[0].out_features, loop.model[3].out_features
+
+    assert widths() == (32, 32)
+    assert widths(slots=["3"]) == (4, 32)
+    assert widths(slots=["3"], factor=1.5) == (4, 6)
+    assert widths(price=10.0) == (4, 4)
+    assert widths(factor=1.01) == (4, 4)
+    assert 4 < widths(max_parameters=120)[0] < 32
+
+
+def test_where_nothing_becomes_larger_a_line_says_why() -> None:
+    for function, model, line in (
+        ("widen", nn.Linear(6, 3), "nothing is widened (the layers are wide enough)"),
+        ("deepen", multilayer(), "nothing is deepened (no block is repeated)"),
+    ):
+        state = copy.deepcopy(model.state_dict())
+        enlargement = getattr(esper, function)(model, loader(*numbers(64, 0)))
+        assert enlargement.lines == (line,)
+        assert enlargement.parameters[0] == enlargement.parameters[1]
+        enlargement.undo()
+        assert unchanged(model, state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"factor": 1.0}, "factor: got 1.0; give a number above 1"),
+        ({"factor": float("nan")}, "factor: got nan"),
+        ({"price": -1.0}, "price: got -1.0"),
+        ({"max_parameters": 10}, "max_parameters: the module has 63 already"),
+        ({"slots": ["9"]}, "slots: Sequential has no module '9'"),
+        ({"averages": [nn.Linear(2, 2)]}, "averages: got a Linear with other parameters"),
+        ({"averages": [AveragedModel(multilayer())]}, "averages: got a AveragedModel"),
+        ({"optimizer": torch.optim.SGD(residual().parameters())}, "optimizer: it has no parameter"),
+        ({"loss": "mse"}, "loss: "),
+        ({"loss": lambda output, _: output}, "loss: it has the shape"),
+    ],
+)
+def test_a_mistake_is_a_line_and_changes_nothing(arguments: Any, message: str) -> None:
+    loop = loop_of("widen")
+    before = loop.state()
+    with pytest.raises(UsageError, match="^" + message) as error:
+        enlarge("widen", loop, **arguments)
+    assert "\n" not in str(error.value)
+    assert equal(before, loop.state())
