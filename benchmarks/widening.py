@@ -8,11 +8,26 @@ on validation where it is better than the last by more than noise. Figures are t
 in percent.
 """
 
+import argparse
+import calendar
+import csv
+import heapq
+import inspect
+import io
+import json
+import keyword
 import math
+import queue
+import random
+import shelve
+import statistics
+import textwrap
+import tokenize
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -26,7 +41,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina import wider_layers
-from esper.own_models import width_search
+from esper.own_models import layer_growth, width_search
 from esper_lab.data import mnist1d
 
 EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
@@ -99,6 +114,20 @@ class Reader(nn.Module):
         return self.head(self.lstm(x.unflatten(1, (8, -1)))[1][0][0])
 
 
+class Tagger(nn.Module):
+    """An LSTM that reads bytes and tags each."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.bytes = nn.Embedding(256, 16)
+        self.lstm = nn.LSTM(16, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T]`` to logits ``[B, T, outputs]``."""
+        return self.head(self.lstm(self.bytes(x))[0])
+
+
 def vision_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
     """Two layers over the 16 patches of an image, of width 8; ``width`` is that of their MLPs."""
     del inputs
@@ -163,6 +192,34 @@ def text_windows(seed: int) -> tuple[Tensor, Tensor]:
     windows = stream[: len(stream) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
     order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))[:2800]
     return windows[order, :-1], windows[order, 1:]
+
+
+@cache
+def tagged_bytes() -> tuple[Tensor, Tensor]:
+    """The bytes of modules of the standard library, and the kind of token of each.
+
+    0 is white space, 1 a name, 2 a keyword, 3 an operator, 4 a number, 5 a string, 6 a comment.
+    """
+    kinds = {tokenize.OP: 3, tokenize.NUMBER: 4, tokenize.STRING: 5, tokenize.COMMENT: 6}
+    contents, tags = list[bytes](), list[Tensor]()
+    for module in argparse, calendar, csv, heapq, json, queue, random, shelve, statistics, textwrap:
+        text = inspect.getsource(module).encode("ascii", "replace")
+        starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+        tag = torch.zeros(len(text), dtype=torch.long)
+        for each in tokenize.tokenize(io.BytesIO(text).readline):
+            first, last = (starts[row - 1] + column for row, column in (each.start, each.end))
+            name = 1 + keyword.iskeyword(each.string) if each.type == tokenize.NAME else 0
+            tag[max(first, 0) : last] = kinds.get(each.type, name)
+        contents.append(text)
+        tags.append(tag)
+    return torch.tensor(list(b"".join(contents))), torch.cat(tags)
+
+
+def source_windows(seed: int) -> tuple[Tensor, Tensor]:
+    """Windows of source code, and the kind of token of each byte."""
+    x, y = (z[: len(z) // CONTEXT * CONTEXT].view(-1, CONTEXT) for z in tagged_bytes())
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:2800]
+    return x[order], y[order]
 
 
 def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
@@ -246,6 +303,7 @@ HOSTS = {
     ),
     "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
     "CNN of width 3, MNIST-1D": Host(signal_convolutions, signals, 3),
+    "LSTM tagger of width 4, bytes": Host(Tagger, source_windows, 4),
     "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
 GROWN = {"MLP of width 32, noisy digits": 1.5}
@@ -365,7 +423,7 @@ def moment(host: Host) -> list[list[Any]]:
             with (
                 patch.object(width_search, "BEGIN", begin),
                 patch.object(wider_layers, "FRESH", share),
-                patch.object(width_search, "planned_counts", _three_times),
+                patch.object(layer_growth, "planned_counts", _three_times),
             ):
                 row += [
                     [
