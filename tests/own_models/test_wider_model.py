@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import esper
 from esper.kasmina.wider_layers import layer_sizes
 from esper.leyline.errors import UsageError
+from esper.own_models import layer_growth
 from own_modules import loader, unchanged
 from wide_modules import multilayer
 
@@ -132,6 +133,14 @@ def test_slots_price_and_limit_restrict_what_becomes_wider() -> None:
     assert widths(price=10.0) == (4, 4)
     assert widths(factor=1.01) == (4, 4)
     assert 4 < widths(max_parameters=120)[0] < 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_unit_of_rounding_is_no_change_of_the_output(dtype: torch.dtype) -> None:
+    x = torch.linspace(1.0, 2.0, 50).to(dtype)
+    unit = torch.finfo(dtype).eps
+    assert layer_growth.equal(x, x * (1.0 + unit))
+    assert not layer_growth.equal(x, x * (1.0 + 1e-4 + 4.0 * unit))
 
 
 def test_where_nothing_becomes_larger_a_line_says_why() -> None:
