@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -373,10 +374,15 @@ def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyP
     assert result.validation == never.validation
 
 
+@cache
+def uninterrupted(policy: str) -> esper.GrowthResult:
+    return grown_by(policy, tries=2)
+
+
 @pytest.mark.parametrize("policy", ["widen", "deepen"])
 @pytest.mark.parametrize("last", [1, 2, 3, 6])
 def test_growth_resumes_in_the_same_bits(tmp_path: Path, last: int, policy: str) -> None:
-    whole = grown_by(policy, tries=2)
+    whole = uninterrupted(policy)
     assert whole.grew
     path = tmp_path / "growth.pt"
 
