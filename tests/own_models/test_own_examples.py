@@ -166,10 +166,13 @@ def fitted(policy: str | None, epochs: int, names: dict[str, Any] | None = None)
     names = example("own_lightning") if names is None else names
     lightning.seed_everything(0, verbose=False)
     (train, validation, _), module = names["loaders"](), names["Classifier"]()
+    callbacks = [] if policy is None else [names["GrowthCallback"](policy)]
+    if policy == "widen":
+        callbacks = [names["WideningCallback"]()]
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        callbacks=[] if policy is None else [names["GrowthCallback"](policy)],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -188,14 +191,16 @@ def test_lightning_trains_a_module_that_grows(tmp_path: Path) -> None:
         assert {id(p) for p in seed.parameters()} <= trained
         assert float(seed.conv_light.conv.weight.detach().abs().sum()) > 0.0
 
-    # Its checkpoint restores a new module.
+    wide = fitted("widen", 2).lightning_module
+    assert wide.model[0].out_channels > type(module)().model[0].out_channels
+    # A checkpoint restores a new module.
     path = tmp_path / "grown.ckpt"
-    trainer.save_checkpoint(path)
-    state = torch.load(path, weights_only=False)["state_dict"]
-    again = type(module)()
-    esper.load_grown(again, state)
-    x = torch.rand(5, 1, 8, 8)
-    assert torch.equal(again.model.eval()(x), module.model.eval()(x))
+    for each in (module, wide):
+        each.trainer.save_checkpoint(path)
+        state = torch.load(path, weights_only=False)["state_dict"]
+        again = esper.load_grown(type(each)(), state)
+        x = torch.rand(5, 1, 8, 8)
+        assert torch.equal(again.model.eval()(x), each.model.eval()(x))
 
 
 def test_without_growth_lightning_trains_as_without_the_callback() -> None:
