@@ -78,10 +78,13 @@ def diagnose(
         text = f"too early to tell after {_rounds(len(values))}; a trend takes {MIN_ROUNDS}"
         return Verdict("too early", f"{text}; {failure}" if failure else text)
     fossils = fossilised[-len(recent) :]
-    cause = failure or _first(recent, _collapse) or _nothing_kept(fossils)
+    nothing = _nothing_kept(fossils)
+    cause = failure or _first(recent, _collapse) or nothing
     cause = cause or _first(recent, _idle, _blind) or _noise(curve, values)
     span = _span(curve, values)
     trend = _trend(values)
+    if nothing and not failure and (trend > 0 or (trend == 0 and _began_lower(values))):
+        return Verdict("learned", f"learned to grow nothing: {span}; {nothing}")
     if trend > 0 and not failure:
         half = values[len(values) // 2 :]
         if len(half) >= LEVEL_ROUNDS and _trend(half) <= 0:
