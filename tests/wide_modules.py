@@ -80,6 +80,10 @@ def transformer() -> nn.Module:
 
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...]]] = {
     "perceptron": (multilayer, lambda: torch.randn(8, 6), ("0", "3")),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)),
+        lambda: torch.randn(8, 6), ("0",),
+    ),
     "convolutions": (flattening, lambda: torch.randn(8, 1, 8, 8), ("0", "4")),
     "sequences": (sequences, lambda: torch.randn(8, 1, 40), ("0", "3")),
     "gated": (

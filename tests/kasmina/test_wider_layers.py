@@ -8,15 +8,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.channel_groups import ChannelGroup, channel_groups
-from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, widen
+from esper.kasmina.channel_groups import ChannelGroup
+from esper.kasmina.wider_layers import (
+    NewChannels,
+    gates_of,
+    layer_sizes,
+    resize,
+    widen,
+    wider_groups,
+)
 from wide_modules import HOSTS
 
 
 def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str, str]]:
     model.eval()
     with torch.no_grad():
-        return channel_groups(model, lambda: model(x))
+        return wider_groups(model, lambda: model(x))
 
 
 def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChannels:
@@ -229,9 +236,31 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.one(x))[0])
 
 
+class NormSum(nn.Module):
+    """Layers of which one is added to the output of a norm, and so is the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.one, self.head = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.two = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.head(self.two(x) + (x + self.one(x)))
+
+
+class FixedSize(NormSum):
+    """A layer whose size is written into the forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.one(x).view(-1, 4))
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
+        (NormSum(), "two + one", "add combines it with other channels"),
+        (FixedSize(), "one", "the forward pass takes no more channels: mat1 and mat2 shapes"),
         (Recurrent(), "one", "lstm mixes its channels over time"),
         (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),

@@ -143,6 +143,25 @@ def test_a_unit_of_rounding_is_no_change_of_the_output(dtype: torch.dtype) -> No
     assert not layer_growth.equal(x, x * (1.0 + 1e-4 + 4.0 * unit))
 
 
+class FixedSize(nn.Module):
+    """Its second layer is read in a size that is written into the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(x).relu()).relu().view(-1, 4))
+
+
+def test_a_layer_whose_size_the_forward_pass_fixes_stays_and_the_others_grow() -> None:
+    model, data = FixedSize(), loader(*numbers(256, 0))
+    assert "two stay: the forward pass takes no more" in str(esper.check(model, data))
+    assert esper.grow(model, data, data, epochs=2, price=0.0).grew
+    assert model.one.out_features > 4
+    assert model.two.out_features == 4
+
+
 def test_where_nothing_becomes_larger_a_line_says_why() -> None:
     for function, model, line in (
         ("widen", nn.Linear(6, 3), "nothing is widened (the layers are wide enough)"),

@@ -55,6 +55,7 @@ class _Group:
     companions: list[str] = field(default_factory=list)
     readers: dict[str, int] = field(default_factory=dict)
     reason: str = ""
+    combination: str = ""
     is_output: bool = False
 
     def join(self, other: "_Group") -> None:
@@ -62,6 +63,7 @@ class _Group:
         self.companions += other.companions
         self.readers |= other.readers
         self.reason = self.reason or other.reason
+        self.combination = self.combination or other.combination
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def channel_groups(
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):
             group.reason = group.reason or "a layer shares its parameters with another module"
+        group.reason = group.reason or group.combination
         if not group.readers:
             group.reason = group.reason or "no layer reads it"
         result = ChannelGroup(
@@ -172,7 +175,10 @@ class _Recorder(TorchFunctionMode):
         source = next(x for x in inputs if id(x) in tags)
         locations: list[_Tag | None] = []
         if len(tags) == 1:
-            locations = self._locations(func, args, kwargs, source, tags[id(source)])
+            tag = tags[id(source)]
+            locations = self._locations(func, args, kwargs, source, tag)
+            if None not in locations and self._meets_fixed_size(inputs, source, tag):
+                tag.group.combination = f"{name} combines it with other channels"
         output = func(*args, **kwargs)
         outputs = list(tensors(output))
         if len(tags) > 1:
@@ -188,6 +194,12 @@ class _Recorder(TorchFunctionMode):
             assert tag is not None
             self._tags[id(x)] = x, tag
         return output
+
+    def _meets_fixed_size(self, inputs: list[Tensor], source: Tensor, tag: _Tag) -> bool:
+        """Whether another tensor, of no layer or parameter, is as long on the axis of channels."""
+        size, place = source.shape[tag.axis], tag.axis - source.ndim
+        partners = (x for x in inputs if x is not source and id(x) not in self._owners)
+        return any(x.ndim >= -place and x.shape[place] == size for x in partners)
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""

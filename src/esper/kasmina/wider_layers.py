@@ -1,6 +1,6 @@
 """Widening of a group of channels, in place: the layers stay what they are, with larger sizes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.channel_groups import BatchNorm, ChannelGroup, Convolution
+from esper.kasmina.channel_groups import BatchNorm, ChannelGroup, Convolution, channel_groups
+from esper.leyline.errors import first_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,37 @@ def widen(
                 if state is not None:
                     optimizer.state[after] = state
     return change
+
+
+def wider_groups(
+    model: nn.Module, run: Callable[[], Any]
+) -> tuple[list[ChannelGroup], dict[str, str]]:
+    """``channel_groups`` with which the forward pass still works when they are twice as wide.
+
+    It does not where a size is written into it, as in ``x.view(-1, 400)``.
+    """
+    groups, reasons = channel_groups(model, run)
+    for group in list(groups):
+        change = widen(model, group, _zero_channels(model, group))
+        try:
+            run()
+        except Exception as error:
+            reasons[group.name] = f"the forward pass takes no more channels: {first_line(error)}"
+            groups.remove(group)
+        finally:
+            change.undo()
+    return groups, reasons
+
+
+def _zero_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
+    """As many channels as there are, of zeros."""
+    entries, count = {}, group.channels
+    for name in (*group.writers, *group.companions):
+        module = model.get_submodule(name)
+        gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
+        for key, x in _tensors_of(module):
+            entries[f"{name}.{key}"] = x.new_zeros((count, *gates, *x.shape[1:]))
+    return NewChannels(entries, count)
 
 
 FRESH = 0.01

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from esper.kasmina.channel_groups import ChannelGroup, below, channel_groups
+from esper.kasmina.channel_groups import ChannelGroup, below
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import Widening, parameter_count, widen
+from esper.kasmina.wider_layers import Widening, parameter_count, widen, wider_groups
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.new_units import BATCHES, Proposal, propose
@@ -165,8 +165,12 @@ class LayerGrowth:
         changes = list[Widening]()
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.number - 1)
         for group, count in list(counts.items()):
-            proposal = propose(self.model, group, count, batches, backward, generator)
-            if reason := self._problem(proposal, batches[0][0]):
+            try:
+                proposal = propose(self.model, group, count, batches, backward, generator)
+                reason = self._problem(proposal, batches[0][0])
+            except Exception as error:  # the forward pass is the user's
+                reason = f"its forward pass fails then: {first_line(error)}"
+            if reason:
                 self.lines.append(f"{group.name} is not widened ({reason})")
                 del counts[group]
                 continue
@@ -181,7 +185,7 @@ class LayerGrowth:
 
     def _counts(self, batches: Batches) -> dict[ChannelGroup, int]:
         """How many channels each group gets by the prior, within the limit of parameters."""
-        groups, reasons = self._structure(batches, channel_groups)
+        groups, reasons = self._structure(batches, wider_groups)
         slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
         if slots is not None:
             groups = [
@@ -201,13 +205,10 @@ class LayerGrowth:
     def _problem(self, proposal: Proposal, inputs: Any) -> str:
         """Why a widening would change what the module computes; empty if it does not."""
         trial = copy.deepcopy(self.model)
-        try:
-            with evaluating(trial):
-                before = call(trial, inputs)
-                widen(trial, proposal.group, proposal.new)
-                after = call(trial, inputs)
-        except Exception as error:
-            return f"its forward pass fails then: {first_line(error)}"
+        with evaluating(trial):
+            before = call(trial, inputs)
+            widen(trial, proposal.group, proposal.new)
+            after = call(trial, inputs)
         return "" if equal(before, after) else "its output would change"
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.channel_groups import channel_groups
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.wider_layers import parameter_count
+from esper.kasmina.wider_layers import parameter_count, wider_groups
 from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples
@@ -195,7 +194,7 @@ def check(
             with evaluating(model):
                 run = half_or_all(model, *as_arguments(batch))
                 report.slots = find_slots(model, run, slots)
-                groups, report.rigid = channel_groups(model, lambda: run(False))
+                groups, report.rigid = wider_groups(model, lambda: run(False))
                 counts = planned_counts(model, groups, PRICE)
                 report.widths = {
                     each.name: (each.channels, each.channels + counts.get(each, 0))
