@@ -313,6 +313,8 @@ REFUSED = {
     "optimizer": (perceptron, {"optimizer": None}, r"it has no parameter of the model"),
     "epochs": (perceptron, {"epochs": 0}, r"epochs: got 0"),
     "price": (perceptron, {"price": -1.0}, r"price: got -1.0"),
+    "no number": (perceptron, {"price": "1"}, r"price: got '1'; give a number"),
+    "no limit": (perceptron, {"max_parameters": float("nan")}, r"max_parameters: got nan"),
     "validate": (perceptron, {"policy": "heuristic"}, r"policy 'heuristic' needs the score"),
     "policy": (
         perceptron,

@@ -284,6 +284,10 @@ def test_any_batches_can_be_unpacked_by_a_function() -> None:
     ("change", "message"),
     [
         ({"tries": 0}, "tries: got 0"),
+        ({"tries": 1.5}, "tries: got 1.5; give a whole number, which must lie between 1 and 1000"),
+        ({"clip": "1"}, "clip: got '1'; give a number, which must be above 0"),
+        ({"seed": -1}, "seed: got -1"),
+        ({"slots": "layer1"}, "slots: got the string 'layer1'; give a list of names"),
         ({"loss": "cross"}, "loss: 'cross' is not one of"),
         ({"slots": ["layer9"]}, "slots: ResidualNet has no module 'layer9'"),
         (

@@ -102,6 +102,8 @@ def test_undo_restores_model_average_and_optimizer_to_the_bit(function: str) -> 
     assert not equal(before, loop.state())
     enlargement.undo()
     assert equal(before, loop.state())
+    enlarge(function, loop, averages=loop.ema.module).undo()
+    assert equal(before, loop.state())
     assert layer_sizes(loop.model) == layer_sizes(MAKERS[function]())
 
 
@@ -180,6 +182,9 @@ def test_where_nothing_becomes_larger_a_line_says_why() -> None:
     [
         ({"factor": 1.0}, "factor: got 1.0; give a number above 1"),
         ({"factor": float("nan")}, "factor: got nan"),
+        ({"factor": "2"}, "factor: got '2'; give a number above 1"),
+        ({"optimizer": "adam"}, "optimizer: got a str; give one of torch"),
+        ({"slots": "0"}, "slots: got the string '0'; give a list of names"),
         ({"price": -1.0}, "price: got -1.0"),
         ({"max_parameters": 10}, "max_parameters: the module has 63 already"),
         ({"slots": ["9"]}, "slots: Sequential has no module '9'"),

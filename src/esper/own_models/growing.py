@@ -18,6 +18,7 @@ from esper.own_models.options import (
     check_batch,
     check_loaders,
     check_model,
+    check_numbers,
     check_types,
     describe,
     usable_device,
@@ -120,8 +121,7 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
         UsageError: see ``grow``.
     """
     check_model(model, options.policy)
-    if not isinstance(options.tries, int) or options.tries < 1:
-        raise UsageError(f"tries: got {options.tries!r}; give a whole number from 1")
+    check_numbers(options)
     trackers = [name for name in ("tensorboard", "wandb") if getattr(options, name)]
     if trackers and options.run_directory is None:
         raise UsageError(f"{trackers[0]}: give run_directory as well, where its files go")

@@ -7,7 +7,7 @@ A field is an argument, a flag of ``esper grow``, an entry of the checkpoint and
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
-from math import isfinite
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, IterableDataset
 
 from esper.kasmina.wider_layers import parameter_count
-from esper.leyline.config.setting import NOT_NEGATIVE, Range, about, meanings, setting, up_to
+from esper.leyline.config.setting import (
+    NOT_NEGATIVE,
+    SEEDS,
+    Range,
+    about,
+    meanings,
+    setting,
+    up_to,
+)
 from esper.leyline.errors import UsageError, first_line
 from esper.own_models.grafted_model import grown_seeds, updates
 from esper.own_models.growth_result import EpochRecord
@@ -58,7 +66,7 @@ class GrowthOptions:
     """Validation score that growth by a factor of e must gain to pay."""
     max_parameters: int | None = setting(None, within=up_to(10**15), flag=int | None)
     """Most parameters of the network with all its seeds."""
-    seed: int = 0
+    seed: int = setting(0, within=SEEDS)
     """Determines the initial weights of seeds and the draws of a learned policy; torch's own
     generator, which is not seeded here, determines everything else."""
 
@@ -213,6 +221,23 @@ def check_loaders(loaders: Mapping[str, object]) -> None:
             raise UsageError(f"{name}: got a {kind}; give a DataLoader or a list of batches")
 
 
+def check_numbers(options: GrowthOptions) -> None:
+    """Refuse what is no number, and numbers out of range.
+
+    Raises:
+        UsageError: the text says which and what to do.
+    """
+    for f in fields(options):
+        within, value = about(f).within, getattr(options, f.name)
+        if within is None or (value is None and f.default is None):
+            continue
+        is_integer = not isinstance(f.default, float) and f.name != "clip"
+        is_number = isinstance(value, Integral if is_integer else Real)
+        if not is_number or value not in within:
+            number = "whole number" if is_integer else "number"
+            raise UsageError(f"{f.name}: got {value!r}; give a {number}, which must {within}")
+
+
 def check_types(options: GrowOptions) -> None:
     """Refuse what ``grow`` could not call, and a dtype that is none.
 
@@ -333,12 +358,10 @@ def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: Grow
     check_model(model, options.policy)
     if optimizer is not None and any(p.requires_grad for p in model.parameters()):
         check_optimizer(model, optimizer)
-    epochs, price, most = options.epochs, options.price, options.max_parameters
-    if not isinstance(epochs, int) or epochs < 1:
-        raise UsageError(f"epochs: got {epochs!r}; give a whole number from 1")
-    if not (price >= 0.0 and isfinite(price)):
-        raise UsageError(f"price: got {price!r}; give a number from 0")
-    count = parameter_count(model)
+    check_numbers(options)
+    if isinstance(options.slots, str):
+        raise UsageError(f"slots: got the string {options.slots!r}; give a list of names")
+    most, count = options.max_parameters, parameter_count(model)
     if most is not None and most < count:
         raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
 
@@ -390,6 +413,8 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         UsageError: it cannot; the text says why and what to do.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise UsageError(f"optimizer: got a {type(optimizer).__name__}; give one of torch")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
             "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"

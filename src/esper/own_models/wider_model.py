@@ -60,7 +60,7 @@ def widen(
     slots: Sequence[str] | None = None,
     price: float = PRICE,
     max_parameters: int | None = None,
-    averages: Sequence[nn.Module] = (),
+    averages: Sequence[nn.Module] | nn.Module = (),
     unpack: Unpack = unpack,
 ) -> Enlargement:
     """Make narrow layers of ``model`` wider, in place; it computes the same as before.
@@ -85,7 +85,7 @@ def widen(
     Raises:
         UsageError: an argument is not valid; the text says which and what to do.
     """
-    if factor is not None and not factor > 1.0:
+    if factor is not None and not (isinstance(factor, int | float) and factor > 1.0):
         raise UsageError(f"factor: got {factor!r}; give a number above 1")
     options = GrowOptions(
         loss=loss, slots=slots, price=price, max_parameters=max_parameters,
@@ -101,7 +101,7 @@ def deepen(
     optimizer: Optimizer | None = None,
     loss: str | Loss = "cross_entropy",
     max_parameters: int | None = None,
-    averages: Sequence[nn.Module] = (),
+    averages: Sequence[nn.Module] | nn.Module = (),
     unpack: Unpack = unpack,
 ) -> Enlargement:
     """Copy the blocks of each stack of ``model``, in place; the copies add nothing at first.
@@ -128,13 +128,14 @@ def _enlarged(
     model: nn.Module,
     loader: Iterable[Any],
     optimizer: Optimizer | None,
-    averages: Sequence[nn.Module],
+    averages: Sequence[nn.Module] | nn.Module,
     options: GrowOptions,
     factor: float | None = None,
 ) -> Enlargement:
     check_arguments(model, optimizer, options)
     check_loaders({"train_loader": loader})
     shapes = {name: p.shape for name, p in model.named_parameters()}
+    averages = [averages] if isinstance(averages, nn.Module) else averages
     for each in averages:
         if not isinstance(each, nn.Module) or shapes != {
             name: p.shape for name, p in each.named_parameters()
