@@ -260,7 +260,7 @@ class FixedSize(NormSum):
     ("model", "name", "reason"),
     [
         (NormSum(), "two + one", "add combines it with other channels"),
-        (FixedSize(), "one", "the forward pass takes no more channels: mat1 and mat2 shapes"),
+        (FixedSize(), "one", "is written into it: mat1 and mat2 shapes"),
         (Recurrent(), "one", "lstm mixes its channels over time"),
         (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),

@@ -125,7 +125,10 @@ def wider_groups(
         try:
             run()
         except Exception as error:
-            reasons[group.name] = f"the forward pass takes no more channels: {first_line(error)}"
+            reasons[group.name] = (
+                "the forward pass takes no more channels, perhaps because their number is written "
+                f"into it: {first_line(error)}"
+            )
             groups.remove(group)
         finally:
             change.undo()
