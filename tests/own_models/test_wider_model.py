@@ -166,7 +166,7 @@ def test_a_layer_whose_size_the_forward_pass_fixes_stays_and_the_others_grow() -
 
 def test_where_nothing_becomes_larger_a_line_says_why() -> None:
     for function, model, line in (
-        ("widen", nn.Linear(6, 3), "nothing is widened (the layers are wide enough)"),
+        ("widen", nn.Linear(6, 3), "nothing is widened (no hidden layer of a known kind)"),
         ("deepen", multilayer(), "nothing is deepened (no block is repeated)"),
     ):
         state = copy.deepcopy(model.state_dict())

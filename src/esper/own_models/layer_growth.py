@@ -199,7 +199,8 @@ class LayerGrowth:
         while most is not None and counts and wider_size(self.model, counts) > most:
             counts = {group: count // 2 for group, count in counts.items() if count > 1}
         if not counts:
-            self._say_nothing(reasons, "the layers are wide enough")
+            enough = "the layers are wide enough" if groups else "no hidden layer of a known kind"
+            self._say_nothing(reasons, enough)
         return counts
 
     def _problem(self, proposal: Proposal, inputs: Any) -> str:
