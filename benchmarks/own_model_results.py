@@ -1,6 +1,6 @@
 """Is growth of one's own model worth it? Five models beside tuned training and wider networks.
 
-    python benchmarks/own_model_results.py --write      # about half an hour on one free core
+    python benchmarks/own_model_results.py --write      # about an hour on one free core
 
 Every arm of a model has the same data, initial weights of the same seeds, AdamW with a cosine and,
 unless it says otherwise, the same epochs. The recipe of an arm without growth is the best on
@@ -29,6 +29,7 @@ from esper.karn.intervals import interval
 from esper.kasmina.wider_layers import parameter_count
 from esper.own_models.growing import grow
 from esper.own_models.objectives import objective
+from esper.own_models.options import PRICE
 from esper.tolaria.memory import forget_peak, peak_resident
 from esper_lab.ladder_steps import points_text, verdict
 
@@ -36,7 +37,11 @@ SEEDS, TUNING_SEEDS = (0, 1, 2, 3, 4), (100, 101)
 PLAIN, SAME_SIZE, SAME_TIME = "plain", "wider, equal parameters", "longer, equal time"
 STATIC = (PLAIN, SAME_SIZE, SAME_TIME)
 """Arms that do not grow."""
-GROWING = ("heuristic", "rule", "keep-or-move")
+GROWING = {"wider layers": ("widen",), "residual seeds": ("heuristic", "rule", "keep-or-move")}
+"""Policies by what they grow; each kind has opponents of its own size and time."""
+PRICES = {"widen": PRICE}
+"""Prices of parameters by policy."""
+OTHER_PRICE = 0.05
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ def trained(name: str, plan: Plan, seed: int) -> dict[str, Any]:
         loss=case.loss,
         epochs=plan.epochs,
         policy=plan.policy,
-        price=0.05,
+        price=PRICES.get(plan.policy, OTHER_PRICE),
         optimizer=lambda _: case.optimizer(model, plan.recipe),
         scheduler=lambda optimizer: case.scheduler(optimizer, plan.epochs),
         clip=case.clip,
@@ -247,8 +252,8 @@ def compared(values: Sequence[float], form: str) -> str:
     return f"{shown(values, form)}: {verdict((known.mean[0], known.low[0], known.high[0]))}"
 
 
-def page(name: str, found: dict[str, Any]) -> list[str]:
-    """The paragraphs about a model."""
+def page(name: str, kind: str, found: dict[str, Any]) -> list[str]:
+    """The paragraphs about a model and what grows in it."""
     case, form = CASES[name], ".3f" if name == "GPT" else ".1f"
     rows = []
     for arm, own in found.items():
@@ -269,18 +274,18 @@ def page(name: str, found: dict[str, Any]) -> list[str]:
     heads = ["arm", "recipe", "parameters", f"test {case.figure}", "difference from plain"]
     heads += ["time, s", "peak, MiB"]
     return [
-        f"## {name}",
+        f"## {name}, {kind}",
         f"{case.description[0].upper()}{case.description[1:]}.",
         table(heads, rows),
     ]
 
 
-def summary(results: dict[str, dict[str, Any]], policies: Sequence[str]) -> str:
-    """One line for each model and policy."""
+def summary(results: dict[str, dict[str, Any]]) -> str:
+    """One line for each model and policy, of one kind of growth."""
     rows = []
     for name, found in results.items():
         best, form = best_static(found), "+.3f" if name == "GPT" else "+.1f"
-        for policy in policies:
+        for policy in [arm for arm in found if arm not in STATIC]:
             above, beside = (differences(found, policy, other) for other in (PLAIN, best))
             rows.append(
                 (
@@ -306,12 +311,13 @@ def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/own_models"))
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--policy", nargs="*", default=[], help="more policies than the usual two")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    policies = (*GROWING, *arguments.policy)
     equal = {name: same_as_plain_loop(CASES[name], name) for name in arguments.models}
-    results = {name: measured(arguments.work, name, policies) for name in arguments.models}
+    results = {
+        kind: {name: measured(arguments.work, name, policies) for name in arguments.models}
+        for kind, policies in GROWING.items()
+    }
     differing = [name for name, same in equal.items() if not same]
     parts = [
         "Means over five seeds, which determine initial weights, minibatches and (but for the "
@@ -321,16 +327,22 @@ def main() -> int:
         "wider network has at least as many parameters as the larger of the grown ones. The longer "
         "training takes at least as long as the slower of them; it is plain training or that of "
         "the wider network, whichever is better on validation. Both are chosen on the seeds of "
-        "tuning. Time is that of the processor, which on a free core is wall time; peak memory is "
-        "that of the whole process.",
+        "tuning. `widen` has its default price of parameters, 0.01, and residual seeds 0.05; each "
+        "kind of growth has opponents of its own size and time. Time is that of the processor, "
+        "which on a free core is wall time; peak memory is that of the whole process.",
         "Two epochs of the never-grow run of each model equal those of a plain PyTorch loop "
         + (
             f"to the last bit, except of {', '.join(differing)}."
             if differing
             else "to the last bit."
         ),
-        summary(results, policies),
-        *(part for name, found in results.items() for part in page(name, found)),
+        *(f"**{kind.capitalize()}**\n\n{summary(found)}" for kind, found in results.items()),
+        *(
+            part
+            for name in arguments.models
+            for kind, found in results.items()
+            for part in page(name, kind, found[name])
+        ),
         f"{made_on('1 thread')}.",
     ]
     publish(

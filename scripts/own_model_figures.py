@@ -11,7 +11,8 @@ from esper_lab.ladder_steps import points_text
 
 PLAIN = "plain"
 STATIC = PLAIN, "wider, equal parameters", "longer, equal time"
-POLICIES = "rule", "heuristic", "keep-or-move"
+KINDS = {"wider layers": "widen", "residual seeds": "rule"}
+"""A policy of each kind of growth."""
 MODELS = {
     "residual CNN": "residual CNN of {} parameters, shifted digits",
     "pretrained CNN": "pretrained CNN of {} parameters, shifted digits",
@@ -26,15 +27,17 @@ def own_models(results: Path) -> str:
     found = read("own_model_results", results)
     if found is None:
         return "This is not measured yet in this version (`make bench-own`)."
-    heads = ["model", *(f"`{name}`, above plain" for name in POLICIES)]
-    heads.append("best network that does not grow, above plain")
+    heads = ["model"]
+    for policy in KINDS.values():
+        heads += [f"`{policy}`", "best of its size or time that does not grow"]
     rows = []
     for name, text in MODELS.items():
-        arms = found[name]
-        size = f"{arms[PLAIN]['runs'][0]['parameters']:,}"
         form = "+.3f" if name == "GPT" else "+.1f"
-        columns = [points_text(above(arms, arm), form) for arm in (*POLICIES, best_static(arms))]
-        rows.append([text.format(size), *columns])
+        row = []
+        for kind, policy in KINDS.items():
+            arms = found[kind][name]
+            row += [points_text(above(arms, arm), form) for arm in (policy, best_static(arms))]
+        rows.append([text.format(f"{arms[PLAIN]['runs'][0]['parameters']:,}"), *row])
     lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 

@@ -64,7 +64,7 @@ def test_recipes_are_chosen_on_validation_and_opponents_are_as_large_and_as_long
     values = results.differences(found, "rule", results.PLAIN)
     assert values == [3.0, 4.0, 5.0, 6.0, 7.0]
     half = stats.t.ppf(0.975, 4) * np.std(values, ddof=1) / 5**0.5
-    line = results.summary({"MLP": found}, ("rule",)).splitlines()[2]
+    line = results.summary({"MLP": found}).splitlines()[3]
     assert f"+5.0 [+{5 - half:.1f}, +{5 + half:.1f}]: above" in line
 
 
