@@ -48,6 +48,35 @@ class Reader(nn.Module):
         return self.head(self.gru(x.transpose(0, 1))[1][-1])
 
 
+class Branches(nn.Module):
+    """Two branches and the image itself side by side, with a norm and a depthwise convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(1, 3, 1)
+        self.norm, self.depthwise = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=8, padding=1)
+        self.join, self.head = nn.Conv2d(8, 5, 1), nn.Linear(5 + 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([self.left(x).relu(), x, self.right(x)], dim=1)
+        y = self.join(self.depthwise(self.norm(both).relu()))
+        return self.head(torch.cat((y, both), 1).amax((2, 3)))
+
+
+class Dense(nn.Module):
+    """Layers that each read what all before them wrote (Huang et al., 2017)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6 + 4 * i, 4) for i in range(3))
+        self.head = nn.Linear(18, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.cat([layer(x).relu(), x], -1)
+        return self.head(x)
+
+
 def flattening() -> nn.Module:
     """Convolutions whose maps are flattened."""
     return nn.Sequential(
@@ -84,6 +113,8 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)),
         lambda: torch.randn(8, 6), ("0",),
     ),
+    "branches": (Branches, lambda: torch.randn(8, 1, 8, 8), ("join", "left", "right")),
+    "dense": (Dense, lambda: torch.randn(8, 6), ("layers.0", "layers.1", "layers.2")),
     "convolutions": (flattening, lambda: torch.randn(8, 1, 8, 8), ("0", "4")),
     "sequences": (sequences, lambda: torch.randn(8, 1, 40), ("0", "3")),
     "gated": (

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -9,14 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import (
-    NewChannels,
-    gates_of,
-    layer_sizes,
-    resize,
-    widen,
-    wider_groups,
-)
+from esper.kasmina.wider_groups import wider_groups
+from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, widen
 from wide_modules import HOSTS
 
 
@@ -152,6 +147,42 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
+OLD_ENTRIES = {
+    "branches": {
+        "norm.weight": [range(4), range(6, 10)],
+        "depthwise.weight": [range(4), range(6, 10)],
+        "join.weight": [range(4), range(6, 10)],
+        "head.weight": [range(5), range(7, 11), range(13, 17)],
+    },
+    "dense": {
+        "layers.1.weight": [range(4), range(6, 12)],
+        "layers.2.weight": [range(4), range(6, 10), range(12, 18)],
+        "head.weight": [range(4), range(6, 10), range(12, 16), range(18, 24)],
+    },
+}
+"""Where the old rows of companions, or columns of readers, lie after two new channels a group."""
+
+
+@pytest.mark.parametrize("host", OLD_ENTRIES)
+def test_what_was_there_goes_on_behind_a_concatenation(host: str) -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS[host]
+    model, x = make(), inputs()
+    optimizer = trained(model, x, 5, torch.optim.Adam)
+    twin = copy.deepcopy(model)
+    other = torch.optim.Adam(twin.parameters(), lr=0.01)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for group in groups_of(model, x)[0]:
+        widen(model, group, new_channels(model, group, 2), optimizer)
+    step(model, x, optimizer)
+    step(twin, x, other)
+    for name, ranges in OLD_ENTRIES[host].items():
+        wide, narrow = model.get_parameter(name), twin.get_parameter(name)
+        is_companion = name.startswith(("norm", "depthwise"))
+        old = wide.index_select(0 if is_companion else 1, torch.tensor([*chain(*ranges)]))
+        torch.testing.assert_close(old[: len(narrow)], narrow, rtol=1e-4, atol=1e-5)
+
+
 def test_new_entries_start_with_small_squared_gradients_and_without_a_mean() -> None:
     torch.manual_seed(0)
     make, inputs, _ = HOSTS["perceptron"]
@@ -201,10 +232,11 @@ class Tied(nn.Module):
 class Concatenation(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(8, 2)
+        self.one, self.head = nn.Linear(4, 4), nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.cat([self.one(x).relu(), self.two(x)], 1))
+        y = self.one(x)
+        return self.head(torch.cat([y.relu(), y], 1))
 
 
 class Shared(nn.Module):
@@ -249,6 +281,18 @@ class NormSum(nn.Module):
         return self.head(self.two(x) + (x + self.one(x)))
 
 
+class Joined(nn.Module):
+    """Two layers side by side, then a function of both."""
+
+    def __init__(self, function: Any, axis: int = -1) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
+        self.head, self.function, self.axis = nn.LazyLinear(2), function, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, torch.cat([self.one(x), self.two(x)], self.axis), x)
+
+
 class FixedSize(NormSum):
     """A layer whose size is written into the forward pass."""
 
@@ -259,12 +303,15 @@ class FixedSize(NormSum):
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
+        (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
+        (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
+        (Joined(lambda m, y, _: m.head(y), axis=0), "one", "cat mixes its channels"),
         (NormSum(), "two + one", "add combines it with other channels"),
         (FixedSize(), "one", "is written into it: mat1 and mat2 shapes"),
         (Recurrent(), "one", "lstm mixes its channels over time"),
         (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
-        (Concatenation(), "one", "cat mixes its channels"),
+        (Concatenation(), "one", "it is concatenated with itself"),
         (Tied(), "one", "shares its parameters"),
         (Shared(), "one", "two is called 2 times"),
         (Scaled(), "one", "has parameters of the module per channel"),
@@ -287,6 +334,7 @@ def test_what_cannot_be_widened_is_refused_by_name(
 
 
 def test_outputs_are_not_listed() -> None:
-    groups, refused = groups_of(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.randn(8, 4))
-    assert not groups
-    assert not refused
+    for model in (nn.Sequential(nn.Linear(4, 3), nn.ReLU()), Joined(lambda _, y, __: y)):
+        groups, refused = groups_of(model, torch.randn(8, 4))
+        assert not groups
+        assert not refused

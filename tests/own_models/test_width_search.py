@@ -182,6 +182,23 @@ assert not any(name.startswith("esper") for name in sys.modules)
     torch.testing.assert_close(exported(x), model(x))
 
 
+def test_statistics_of_new_channels_behind_a_concatenation_are_theirs() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["branches"]
+    model, x = make(), inputs()
+    groups, _ = channel_groups(model, lambda: model(x))
+    left = next(group for group in groups if group.name == "left")
+
+    def backward(module: nn.Module, batch: Tensor) -> None:
+        module(batch).square().mean().backward()
+
+    generator = torch.Generator().manual_seed(0)
+    entries = propose(model, left, 3, [x], backward, generator).new.entries
+    activation = F.conv2d(x, entries["left.weight"], entries["left.bias"], padding=1).relu()
+    mean = model.norm.momentum * activation.mean((0, 2, 3))
+    torch.testing.assert_close(entries["norm.running_mean"], mean)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -3,12 +3,13 @@
 A forward pass is recorded, function by function. A linear layer, a convolution or a recurrent layer
 *writes* channels; whatever computes each channel from itself alone (activations, pooling, reshapes,
 batch norms, depthwise convolutions) passes them on; a linear layer or a convolution behind it
-*reads* them. Sums and products of two activations tie their channels. A function that mixes the
-channels of a group, such as a layer norm or attention, refuses the group by its name.
+*reads* them. Sums and products of two activations tie their channels, and in a concatenation each
+group keeps its place. A function that mixes the channels of a group, such as a layer norm or
+attention, refuses the group by its name.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.nested import map_leaves, tensors
+from esper.kasmina.wider_layers import BatchNorm, Convolution
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _TIES = {"add", "__add__", "__radd__", "__iadd__", "add_", "sub", "__sub__", "__isub__", "sub_"}
 _TIES |= {"mul", "__mul__", "__rmul__", "__imul__", "mul_"}
+_CONCATENATIONS = {"cat", "concat", "concatenate"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,12 +36,15 @@ class ChannelGroup:
         companions: names of batch norms and depthwise convolutions with parameters per channel.
         readers: by the name of each layer that reads them, how many of its inputs belong to one
             channel: several after a convolution that is flattened.
+        layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
+            layer that writes the part, or an empty name and the length of one that stays.
     """
 
     channels: int
     writers: tuple[str, ...]
     companions: tuple[str, ...]
     readers: Mapping[str, int]
+    layouts: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,6 +61,9 @@ class _Group:
     reason: str = ""
     combination: str = ""
     is_output: bool = False
+    parts: list[tuple["_Group | None", int]] = field(default_factory=list)
+    """Of a concatenation, which has no writers: its groups and what belongs to none."""
+    layouts: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
 
     def join(self, other: "_Group") -> None:
         self.writers += other.writers
@@ -94,6 +101,7 @@ def channel_groups(
     for leaf in tensors(output):
         if (tag := recorder.tag(leaf)) is not None:
             tag.group.is_output = True
+    recorder.resolve_concatenations()
     wide, reasons = [], {}
     for group in recorder.groups():
         if group.is_output:
@@ -111,7 +119,11 @@ def channel_groups(
         if not group.readers:
             group.reason = group.reason or "no layer reads it"
         result = ChannelGroup(
-            group.channels, tuple(group.writers), tuple(group.companions), group.readers
+            group.channels,
+            tuple(group.writers),
+            tuple(group.companions),
+            group.readers,
+            group.layouts,
         )
         if group.reason:
             reasons[result.name] = group.reason
@@ -141,7 +153,30 @@ class _Recorder(TorchFunctionMode):
 
     def groups(self) -> list[_Group]:
         """The groups that were not joined to another."""
-        return [group for group in self._all if group not in self._parents]
+        return [each for each in self._all if each not in self._parents and not each.parts]
+
+    def resolve_concatenations(self) -> None:
+        """Give what a concatenation passes through and what reads it to the groups in it."""
+        for each in self._all:
+            parts = [(None if g is None else self._root(g), length) for g, length in each.parts]
+            layout = tuple(
+                ("", length) if group is None else (group.writers[0], 0) for group, length in parts
+            )
+            groups = [group for group, _ in parts if group is not None]
+            for group in groups:
+                group.reason = group.reason or each.reason or each.combination
+                if groups.count(group) > 1:
+                    group.reason = group.reason or "it is concatenated with itself"
+                group.is_output |= each.is_output
+                group.readers |= each.readers
+                group.companions += each.companions
+                group.layouts |= dict.fromkeys((*each.companions, *each.readers), layout)
+
+    def _root(self, group: _Group) -> _Group:
+        """The group, or the one that it was joined to."""
+        while group in self._parents:
+            group = self._parents[group]
+        return group
 
     def tag(self, x: object) -> _Tag | None:
         """Where the channels of a tensor lie; None where they belong to no layer."""
@@ -149,9 +184,7 @@ class _Recorder(TorchFunctionMode):
         if entry is None:
             return None
         tag = entry[1]
-        while tag.group in self._parents:
-            tag = _Tag(self._parents[tag.group], tag.axis, tag.block)
-        return tag
+        return _Tag(self._root(tag.group), tag.axis, tag.block)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -171,6 +204,10 @@ class _Recorder(TorchFunctionMode):
             return outputs
         if len(tags) == 0:
             return func(*args, **kwargs)
+        if name in _CONCATENATIONS and (concatenation := self._concatenation(*args, **kwargs)):
+            output = func(*args, **kwargs)
+            self._tags[id(output)] = output, concatenation
+            return output
         # Before the function, which may work in place.
         source = next(x for x in inputs if id(x) in tags)
         locations: list[_Tag | None] = []
@@ -195,11 +232,27 @@ class _Recorder(TorchFunctionMode):
             self._tags[id(x)] = x, tag
         return output
 
+    def _concatenation(
+        self, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None, **_: Any
+    ) -> _Tag | None:
+        """Where the channels of tensors lie that are concatenated on their axis of channels."""
+        joint = (dim if axis is None else axis) % tensors[0].ndim
+        parts: list[tuple[_Group | None, int]] = []
+        for x in tensors:
+            tag = self.tag(x)
+            if tag is not None and (tag.axis, tag.block) != (joint, 1):
+                return None
+            group = None if tag is None else tag.group
+            parts += group.parts if group and group.parts else [(group, x.shape[joint])]
+        group = _Group(sum(length for _, length in parts), [], parts=parts)
+        self._all.append(group)
+        return _Tag(group, joint, 1)
+
     def _meets_fixed_size(self, inputs: list[Tensor], source: Tensor, tag: _Tag) -> bool:
         """Whether another tensor, of no layer or parameter, is as long on the axis of channels."""
-        size, place = source.shape[tag.axis], tag.axis - source.ndim
+        size, offset = source.shape[tag.axis], tag.axis - source.ndim
         partners = (x for x in inputs if x is not source and id(x) not in self._owners)
-        return any(x.ndim >= -place and x.shape[place] == size for x in partners)
+        return any(x.ndim >= -offset and x.shape[offset] == size for x in partners)
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
@@ -260,7 +313,8 @@ class _Recorder(TorchFunctionMode):
         first, *more = sorted(tags, key=lambda tag: self._all.index(tag.group))
         alike = all((t.axis, t.block) == (first.axis, first.block) for t in more)
         alike = alike and all(t.group.channels == first.group.channels for t in more)
-        if name not in _TIES or not alike:
+        is_joint = any(t.group is not first.group for t in more)
+        if name not in _TIES or not alike or (is_joint and any(t.group.parts for t in tags)):
             return None
         for tag in more:
             if tag.group is not first.group:
@@ -328,8 +382,3 @@ def _location(
         ):
             return _Tag(tag.group, axis, block)
     return None
-
-
-def below(name: str, ancestor: str) -> bool:
-    """Whether a module lies within another, or is the same; by their names."""
-    return name == ancestor or name.startswith(f"{ancestor}.")

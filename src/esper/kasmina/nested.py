@@ -51,3 +51,8 @@ def map_leaves(
 def rebuilt(like: Any, parts: list[Any]) -> Any:
     """A tuple, named tuple or list of the type of ``like`` with other elements."""
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+
+
+def below(name: str, ancestor: str) -> bool:
+    """Whether a module lies within another, or is the same; by their names."""
+    return name == ancestor or name.startswith(f"{ancestor}.")

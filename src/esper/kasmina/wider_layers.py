@@ -1,15 +1,18 @@
 """Widening of a group of channels, in place: the layers stay what they are, with larger sizes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.channel_groups import BatchNorm, ChannelGroup, Convolution, channel_groups
-from esper.leyline.errors import first_line
+if TYPE_CHECKING:
+    from esper.kasmina.channel_groups import ChannelGroup
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,15 @@ class Widening:
         sizes: module, attribute and its value before.
         optimizer: the optimizer that was told; None without.
         states: its state of each replaced parameter before.
+        ends: by module and name of its parameter, the rows and columns before the new ones; -1 if
+            these are the last.
     """
 
     exchanges: list[tuple[nn.Module, str, Tensor, Tensor]] = field(default_factory=list)
     sizes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
     optimizer: Optimizer | None = None
     states: dict[Tensor, Any] = field(default_factory=dict)
+    ends: dict[tuple[nn.Module, str], tuple[int, int]] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Put back the parameters, their sizes and their state in the optimizer."""
@@ -63,7 +69,7 @@ class Widening:
 
 
 def widen(
-    model: nn.Module, group: ChannelGroup, new: NewChannels, optimizer: Optimizer | None = None
+    model: nn.Module, group: "ChannelGroup", new: NewChannels, optimizer: Optimizer | None = None
 ) -> Widening:
     """Add channels to a group; the output of the module stays the same.
 
@@ -78,12 +84,18 @@ def widen(
         optimizer: trains the module; the parameters are exchanged in its groups.
     """
     change = Widening(optimizer=optimizer)
+    ends = {name: end_of(model, group, name) for name in group.layouts}
     for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        for key, x in _tensors_of(module):
+        module, end = model.get_submodule(name), ends.get(name, -1)
+        for key, x in tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                _replace(change, module, key, _longer(module, key, x.detach(), entry.to(x)))
+                value, entry = x.detach(), entry.to(x)
+                longer = (
+                    _longer(module, key, value, entry) if end < 0 else _insert(value, entry, end)
+                )
+                _replace(change, module, key, longer)
+                change.ends[module, key] = end, -1
         _join_weights(module)
         outputs, inputs = size_names(module)
         # Of a depthwise convolution, inputs and groups are the channels too.
@@ -94,7 +106,9 @@ def widen(
         module = model.get_submodule(name)
         weight = module.get_parameter("weight")
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        _replace(change, module, "weight", torch.cat([weight, zeros], 1))
+        end = block * ends[name] if name in ends else weight.shape[1]
+        _replace(change, module, "weight", _insert(weight, zeros, end, axis=1))
+        change.ends[module, "weight"] = change.ends.get((module, "weight"), (-1,))[0], end
         _add(change, module, size_names(module)[1], block * new.count)
     if optimizer is not None:
         change.states = {
@@ -103,47 +117,33 @@ def widen(
             if before in optimizer.state
         }
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
-        for module, _, before, after in change.exchanges:
+        for module, key, before, after in change.exchanges:
             if before in change.states:
                 del optimizer.state[before]
-                state = _padded_state(change.states[before], before, after, gates_of(module))
+                ends_of = change.ends[module, key]
+                state = _padded_state(
+                    change.states[before], before, after, gates_of(module), ends_of
+                )
                 if state is not None:
                     optimizer.state[after] = state
     return change
 
 
-def wider_groups(
-    model: nn.Module, run: Callable[[], Any]
-) -> tuple[list[ChannelGroup], dict[str, str]]:
-    """``channel_groups`` with which the forward pass still works when they are twice as wide.
-
-    It does not where a size is written into it, as in ``x.view(-1, 400)``.
-    """
-    groups, reasons = channel_groups(model, run)
-    for group in list(groups):
-        change = widen(model, group, _zero_channels(model, group))
-        try:
-            run()
-        except Exception as error:
-            reasons[group.name] = (
-                "the forward pass takes no more channels, perhaps because their number is written "
-                f"into it: {first_line(error)}"
-            )
-            groups.remove(group)
-        finally:
-            change.undo()
-    return groups, reasons
+def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
+    """How many channels of a companion or reader there are up to the last one of the group."""
+    end = 0
+    for writer, length in group.layouts[name]:
+        module = model.get_submodule(writer)
+        end += getattr(module, size_names(module)[0]) if writer else length
+        if writer in group.writers:
+            break
+    return end
 
 
-def _zero_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
-    """As many channels as there are, of zeros."""
-    entries, count = {}, group.channels
-    for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
-        for key, x in _tensors_of(module):
-            entries[f"{name}.{key}"] = x.new_zeros((count, *gates, *x.shape[1:]))
-    return NewChannels(entries, count)
+def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
+    """A tensor with new entries of an axis behind its first ``end`` ones."""
+    size = x.shape[axis]
+    return torch.cat([x.narrow(axis, 0, end), new, x.narrow(axis, end, size - end)], axis)
 
 
 FRESH = 0.01
@@ -197,7 +197,7 @@ def resize(
     names, later = [], {}
     for name, module in model.named_modules():
         attributes = size_names(module)
-        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
+        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in tensors_of(module)]
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
@@ -252,7 +252,7 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     return all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
 
-def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Parameters and buffers of a module itself that have an axis."""
     both = {**module._parameters, **module._buffers}
     return [(name, x) for name, x in both.items() if x is not None and x.ndim]
@@ -298,6 +298,12 @@ def _write_gates(longer: Tensor, x: Tensor, gates: int) -> None:
     longer.unflatten(0, (len(rows), -1))[tuple(map(slice, rows.shape))] = rows
 
 
+def _positions(old: int, new: int, end: int) -> Tensor:
+    """Where the entries of an axis lie in a longer one, see ``Widening.ends``."""
+    positions = torch.arange(old)
+    return positions if end < 0 else positions + (positions >= end) * (new - old)
+
+
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
     """Put a longer tensor in the place of a parameter or buffer."""
     before = _slot(module, name)[name]
@@ -325,7 +331,9 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
         group["params"] = [later.get(id(p), p) for p in group["params"]]
 
 
-def _padded_state(state: Any, before: Tensor, after: Tensor, gates: int) -> dict[str, Any] | None:
+def _padded_state(
+    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, int]
+) -> dict[str, Any] | None:
     """The optimizer's state for a parameter that became longer, with rows in so many gates.
 
     None if it is not one of entries: the optimizer then begins anew with this parameter.
@@ -346,7 +354,11 @@ def _padded_state(state: Any, before: Tensor, after: Tensor, gates: int) -> dict
         squares = key in SQUARES
         start = FRESH * value.mean() if squares else value.new_zeros(())
         padded = start.expand(sizes).clone()
-        _write_gates(padded, value, gates)
+        if gates > 1:
+            _write_gates(padded, value, gates)
+        else:
+            rows, *columns = map(_positions, value.shape, sizes, ends)
+            padded[(rows[:, None], *columns) if columns else rows] = value
         result[key] = padded
     return result
 

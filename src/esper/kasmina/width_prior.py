@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import parameter_count, reads_itself
+from esper.kasmina.wider_layers import parameter_count, reads_itself, size_names
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
 """How many times as wide a layer may become."""
@@ -69,8 +69,12 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     rows: dict[str, float] = {}
     columns: dict[str, float] = {}
     for group, count in counts.items():
-        rows |= dict.fromkeys((*group.writers, *group.companions), 1.0 + count / group.channels)
-        columns |= dict.fromkeys(group.readers, 1.0 + count / group.channels)
+        for name in (*group.writers, *group.companions):
+            layer = model.get_submodule(name)
+            rows[name] = rows.get(name, 1.0) + count / getattr(layer, size_names(layer)[0])
+        for name, block in group.readers.items():
+            size = model.get_submodule(name).get_parameter("weight").shape[1]
+            columns[name] = columns.get(name, 1.0) + count * block / size
     total = parameter_count(model)
     for name in rows.keys() | columns.keys():
         layer = model.get_submodule(name)

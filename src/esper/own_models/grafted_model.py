@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from esper.kasmina.seeds import SeedState
 from esper.kasmina.slots import SlotSpec, stack_tables
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.tolaria.results import SLOT_MEASURES, EpochResult
+
+if TYPE_CHECKING:
+    from esper.tolaria.results import EpochResult
 
 SEED = "seed"
 """Name of the submodule that holds a seed."""
@@ -307,8 +309,10 @@ class GraftedModel:
             if seed is not None:
                 nn.utils.clip_grad_norm_(seed.parameters(), most)
 
-    def result(self, loss: float) -> EpochResult:
+    def result(self, loss: float) -> "EpochResult":
         """What an epoch of mean loss ``loss`` shows: the gradients of its last minibatch."""
+        from esper.tolaria.results import SLOT_MEASURES, EpochResult
+
         unknown = torch.full((1, len(self.slots)), float("nan"))
         host_norm = torch.zeros(()) if self._host_norm is None else self._host_norm.float().cpu()
         tensor_norms = []

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from esper.kasmina.channel_groups import ChannelGroup, below
+from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
-from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import Widening, parameter_count, widen, wider_groups
+from esper.kasmina.nested import below, tensors
+from esper.kasmina.wider_groups import wider_groups
+from esper.kasmina.wider_layers import Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.new_units import BATCHES, Proposal, propose

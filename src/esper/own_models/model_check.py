@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.slots import SlotSpec
-from esper.kasmina.wider_layers import parameter_count, wider_groups
+from esper.kasmina.wider_groups import wider_groups
+from esper.kasmina.wider_layers import parameter_count
 from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from esper.kasmina.channel_groups import below
-from esper.kasmina.nested import leaves
+from esper.kasmina.nested import below, leaves
 from esper.own_models.grafted_model import SEED
 
 Run = Callable[[bool], Any]

@@ -16,8 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.channel_groups import BatchNorm, ChannelGroup
-from esper.kasmina.wider_layers import NewChannels, gates_of, reads_itself, widen
+from esper.kasmina.channel_groups import ChannelGroup
+from esper.kasmina.wider_layers import (
+    BatchNorm,
+    NewChannels,
+    end_of,
+    gates_of,
+    reads_itself,
+    size_names,
+    widen,
+)
 from esper.own_models.samples import random_state_kept
 
 CANDIDATES = 256
@@ -141,8 +149,9 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     for name in group.companions:
         module = model.get_submodule(name)
         if isinstance(module, BatchNorm) and module.running_mean is not None:
+            end = end_of(model, group, name) if name in group.layouts else module.num_features
             for key in ("running_mean", "running_var"):
-                entries[f"{name}.{key}"] = module.get_buffer(key)[-new.count :].clone()
+                entries[f"{name}.{key}"] = module.get_buffer(key)[end - new.count : end].clone()
     return NewChannels(entries, new.count)
 
 
@@ -200,6 +209,13 @@ class _Reader:
         layer = model.get_submodule(name)
         weight, block = layer.get_parameter("weight"), group.readers[name]
         inputs = torch.cat([_rows(layer, x) for x in activations]).double()
+        assert weight.grad is not None
+        gradient = weight.grad.double()
+        if name in group.layouts:  # the inputs that are of the group, with its new channels
+            end = end_of(model, group, name)
+            writer = model.get_submodule(group.writers[0])
+            columns = slice((end - getattr(writer, size_names(writer)[0])) * block, end * block)
+            inputs, gradient = inputs[:, columns], gradient[:, columns]
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
         count = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
@@ -207,8 +223,7 @@ class _Reader:
         # Position by position of a flattened map, a channel is one variable.
         entries = entries.view(len(entries), channels, block).movedim(1, 2).reshape(-1, channels)
         self.covariance = entries.T @ entries / len(entries)
-        assert weight.grad is not None
-        gradient = weight.grad.double().view(weight.shape[0], channels, block, -1)
+        gradient = gradient.reshape(weight.shape[0], channels, block, -1)
         self.gradient = gradient.movedim(1, -1).reshape(-1, channels) / count
         self.remainder = outputs / count
 

@@ -13,7 +13,7 @@ from math import prod
 from torch import nn
 
 from esper.kasmina.blueprints import of_family
-from esper.kasmina.channel_groups import below
+from esper.kasmina.nested import below
 from esper.kasmina.slots import Slot, SlotSpec
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError, suggestion
