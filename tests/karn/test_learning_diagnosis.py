@@ -123,6 +123,7 @@ def test_seeds_that_are_never_kept_are_a_cause() -> None:
 def test_a_gain_that_rose_because_nothing_grows_any_more_is_called_that() -> None:
     values = [min(i - 8.0, 0.0) for i in range(20)]
     found = verdict(values, fossilised=[1.0] * 8 + [0.0] * 12)
+    assert found.state == "learned to grow nothing"
     span = "gain from -7.5 to +0 points in 20 rounds"
     assert found.text.startswith(f"learned to grow nothing: {span}; no seed was kept in the last")
     assert verdict(values, fossilised=[1.0] * 20).text.startswith(f"learned: {span}")

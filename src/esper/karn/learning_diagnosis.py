@@ -9,7 +9,9 @@ from typing import Literal
 from esper.leyline.anomaly_kinds import Thresholds
 from esper.leyline.metrics import Metric, part_metric
 
-State = Literal["learning", "learned", "not learning", "getting worse", "too early"]
+State = Literal[
+    "learning", "learned", "learned to grow nothing", "not learning", "getting worse", "too early"
+]
 
 MIN_ROUNDS = 5
 """Rounds from which on a trend can be significant."""
@@ -84,7 +86,7 @@ def diagnose(
     span = _span(curve, values)
     trend = _trend(values)
     if nothing and not failure and (trend > 0 or (trend == 0 and _began_lower(values))):
-        return Verdict("learned", f"learned to grow nothing: {span}; {nothing}")
+        return Verdict("learned to grow nothing", f"learned to grow nothing: {span}; {nothing}")
     if trend > 0 and not failure:
         half = values[len(values) // 2 :]
         if len(half) >= LEVEL_ROUNDS and _trend(half) <= 0:

@@ -127,8 +127,9 @@ class Overview(View):
         """Show whether the policy is learning, which is computed once per round."""
         verdict = self._verdict(moment, means) if means else None
         if verdict is not None:
-            good = {"learning": palette.good, "learned": palette.good, "too early": palette.muted}
-            text = Text(verdict.text, style=good.get(verdict.state, palette.bad))
+            colours = {"learning": palette.good, "learned": palette.good}
+            colours |= dict.fromkeys(("too early", "learned to grow nothing"), palette.muted)
+            text = Text(verdict.text, style=colours.get(verdict.state, palette.bad))
         elif means:
             policy = moment.start.policy if moment.start else "the policy"
             text = Text(f"{policy} does not learn", style=palette.muted)
