@@ -117,9 +117,10 @@ def deepen(
     stack.insert(index + 1, new)
     for group in optimizer.param_groups if optimizer else ():
         # In the order of an optimizer that is built from the deeper module.
-        ends = [i for i, p in enumerate(group["params"], 1) if id(p) in pairs]
-        for i in ends[::-1]:
-            group["params"].insert(ends[-1], pairs[id(group["params"][i - 1])])
+        parameters = group["params"]
+        sources = [i for i, p in enumerate(parameters) if id(p) in pairs]
+        end = max(sources, default=-1) + 1
+        parameters[end:end] = [pairs[id(parameters[i])] for i in sources]
     return Deepening(stack, index + 1, optimizer, list(new.parameters()))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
-from esper.kasmina.wider_layers import NewChannels, gates_of, tensors_of, widen
+from esper.kasmina.wider_layers import widen, zero_channels
 from esper.leyline.errors import first_line
 
 
@@ -19,7 +19,7 @@ def wider_groups(
     """
     groups, reasons = channel_groups(model, run)
     for group in list(groups):
-        change = widen(model, group, _zero_channels(model, group))
+        change = widen(model, group, zero_channels(model, group, group.channels))
         try:
             run()
         except Exception as error:
@@ -31,14 +31,3 @@ def wider_groups(
         finally:
             change.undo()
     return groups, reasons
-
-
-def _zero_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
-    """As many channels as there are, of zeros."""
-    entries, count = {}, group.channels
-    for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
-        for key, x in tensors_of(module):
-            entries[f"{name}.{key}"] = x.new_zeros((count, *gates, *x.shape[1:]))
-    return NewChannels(entries, count)

@@ -43,15 +43,14 @@ class Widening:
         sizes: module, attribute and its value before.
         optimizer: the optimizer that was told; None without.
         states: its state of each replaced parameter before.
-        ends: by module and name of its parameter, the rows and columns before the new ones; -1 if
-            these are the last.
+        ends: by module and name of its parameter, the rows and columns before the new ones.
     """
 
     exchanges: list[tuple[nn.Module, str, Tensor, Tensor]] = field(default_factory=list)
     sizes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
     optimizer: Optimizer | None = None
     states: dict[Tensor, Any] = field(default_factory=dict)
-    ends: dict[tuple[nn.Module, str], tuple[int, int]] = field(default_factory=dict)
+    ends: dict[tuple[nn.Module, str], tuple[int, ...]] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Put back the parameters, their sizes and their state in the optimizer."""
@@ -84,18 +83,15 @@ def widen(
         optimizer: trains the module; the parameters are exchanged in its groups.
     """
     change = Widening(optimizer=optimizer)
-    ends = {name: end_of(model, group, name) for name in group.layouts}
+    ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
     for name in (*group.writers, *group.companions):
-        module, end = model.get_submodule(name), ends.get(name, -1)
-        for key, x in tensors_of(module):
+        module = model.get_submodule(name)
+        for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                value, entry = x.detach(), entry.to(x)
-                longer = (
-                    _longer(module, key, value, entry) if end < 0 else _insert(value, entry, end)
-                )
-                _replace(change, module, key, longer)
-                change.ends[module, key] = end, -1
+                end = ends[name] if name in group.companions else len(x)
+                _replace(change, module, key, _longer(module, key, x.detach(), entry.to(x), end))
+                change.ends[module, key] = end, *x.shape[1:2]
         _join_weights(module)
         outputs, inputs = size_names(module)
         # Of a depthwise convolution, inputs and groups are the channels too.
@@ -106,9 +102,9 @@ def widen(
         module = model.get_submodule(name)
         weight = module.get_parameter("weight")
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        end = block * ends[name] if name in ends else weight.shape[1]
+        end = block * ends[name]
         _replace(change, module, "weight", _insert(weight, zeros, end, axis=1))
-        change.ends[module, "weight"] = change.ends.get((module, "weight"), (-1,))[0], end
+        change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
         _add(change, module, size_names(module)[1], block * new.count)
     if optimizer is not None:
         change.states = {
@@ -130,9 +126,12 @@ def widen(
 
 
 def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
-    """How many channels of a companion or reader there are up to the last one of the group."""
+    """How many channels of a companion or reader there are up to the last one of the group.
+
+    They are counted in the model, whose groups may have become wider since they were found.
+    """
     end = 0
-    for writer, length in group.layouts[name]:
+    for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
         module = model.get_submodule(writer)
         end += getattr(module, size_names(module)[0]) if writer else length
         if writer in group.writers:
@@ -144,6 +143,17 @@ def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
     """A tensor with new entries of an axis behind its first ``end`` ones."""
     size = x.shape[axis]
     return torch.cat([x.narrow(axis, 0, end), new, x.narrow(axis, end, size - end)], axis)
+
+
+def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
+    """So many channels of zeros."""
+    entries = {}
+    for name in (*group.writers, *group.companions):
+        module = model.get_submodule(name)
+        gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
+        for key, x in _tensors_of(module):
+            entries[f"{name}.{key}"] = x.new_zeros((count, *gates, *x.shape[1:]))
+    return NewChannels(entries, count)
 
 
 FRESH = 0.01
@@ -197,7 +207,7 @@ def resize(
     names, later = [], {}
     for name, module in model.named_modules():
         attributes = size_names(module)
-        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in tensors_of(module)]
+        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
@@ -252,7 +262,7 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     return all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
 
-def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Parameters and buffers of a module itself that have an axis."""
     both = {**module._parameters, **module._buffers}
     return [(name, x) for name, x in both.items() if x is not None and x.ndim]
@@ -276,13 +286,13 @@ def _join_weights(module: nn.Module) -> None:
         module.flatten_parameters()
 
 
-def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor) -> Tensor:
-    """A parameter or buffer with the rows of new channels, see ``NewChannels``.
+def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int) -> Tensor:
+    """A parameter or buffer with the rows of new channels behind its first ``end`` rows.
 
     The old hidden units of a recurrent layer get weights of 0 for the new ones.
     """
     if not isinstance(module, nn.RNNBase):
-        return torch.cat([x, entry])
+        return _insert(x, entry, end)
     gates, count = gates_of(module), len(entry)
     columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
     longer = x.new_zeros((len(x) + gates * count, *columns))
@@ -301,7 +311,7 @@ def _write_gates(longer: Tensor, x: Tensor, gates: int) -> None:
 def _positions(old: int, new: int, end: int) -> Tensor:
     """Where the entries of an axis lie in a longer one, see ``Widening.ends``."""
     positions = torch.arange(old)
-    return positions if end < 0 else positions + (positions >= end) * (new - old)
+    return positions + (positions >= end) * (new - old)
 
 
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
@@ -332,7 +342,7 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
 
 
 def _padded_state(
-    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, int]
+    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, ...]
 ) -> dict[str, Any] | None:
     """The optimizer's state for a parameter that became longer, with rows in so many gates.
 

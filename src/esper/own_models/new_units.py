@@ -21,10 +21,10 @@ from esper.kasmina.wider_layers import (
     BatchNorm,
     NewChannels,
     end_of,
-    gates_of,
     reads_itself,
     size_names,
     widen,
+    zero_channels,
 )
 from esper.own_models.samples import random_state_kept
 
@@ -103,29 +103,18 @@ def _candidates(
     Those of a recurrent layer are as large as torch draws them, uniformly within C^-1/2, for one of
     ``channels`` hidden units: as large as trained ones of a small layer they generalise worse.
     """
-    entries: dict[str, Tensor] = {}
-    for name in group.writers:
+    entries = dict(zero_channels(model, group, count).entries)
+    for full, zeros in entries.items():
+        name, _, key = full.rpartition(".")
         layer = model.get_submodule(name)
-        recurrent = isinstance(layer, nn.RNNBase)
-        gates = (gates_of(layer),) if recurrent else ()
-        for key, parameter in layer.named_parameters(recurse=False):
-            shape = (count, *gates, *parameter.shape[1:])
-            draws = torch.randn(shape, generator=generator).to(parameter)
-            rms = parameter.detach().square().mean().sqrt()
-            entries[f"{name}.{key}"] = draws * ((3.0 * channels) ** -0.5 if recurrent else rms)
-    for name in group.companions:
-        module = model.get_submodule(name)
-        is_norm = isinstance(module, BatchNorm)
-        for key, x in (*module._parameters.items(), *module._buffers.items()):
-            if x is None or not x.ndim:
-                continue
-            shape = (count, *x.shape[1:])
-            if is_norm:
-                fill = 1.0 if key in ("weight", "running_var") else 0.0
-                entries[f"{name}.{key}"] = x.new_full(shape, fill)
-            else:
-                draws = torch.randn(shape, generator=generator).to(x)
-                entries[f"{name}.{key}"] = draws * x.detach().square().mean().sqrt()
+        if isinstance(layer, BatchNorm):
+            entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
+            continue
+        old: Tensor = getattr(layer, key).detach()
+        size = old.square().mean().sqrt()
+        if isinstance(layer, nn.RNNBase):
+            size = size.new_full((), (3.0 * channels) ** -0.5)
+        entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
     return NewChannels(entries, count)
 
 
@@ -149,7 +138,7 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     for name in group.companions:
         module = model.get_submodule(name)
         if isinstance(module, BatchNorm) and module.running_mean is not None:
-            end = end_of(model, group, name) if name in group.layouts else module.num_features
+            end = end_of(model, group, name)
             for key in ("running_mean", "running_var"):
                 entries[f"{name}.{key}"] = module.get_buffer(key)[end - new.count : end].clone()
     return NewChannels(entries, new.count)
@@ -210,12 +199,10 @@ class _Reader:
         weight, block = layer.get_parameter("weight"), group.readers[name]
         inputs = torch.cat([_rows(layer, x) for x in activations]).double()
         assert weight.grad is not None
-        gradient = weight.grad.double()
-        if name in group.layouts:  # the inputs that are of the group, with its new channels
-            end = end_of(model, group, name)
-            writer = model.get_submodule(group.writers[0])
-            columns = slice((end - getattr(writer, size_names(writer)[0])) * block, end * block)
-            inputs, gradient = inputs[:, columns], gradient[:, columns]
+        # Of a concatenation, what is of the group.
+        writer, end = model.get_submodule(group.writers[0]), end_of(model, group, name)
+        columns = slice((end - getattr(writer, size_names(writer)[0])) * block, end * block)
+        inputs, gradient = inputs[:, columns], weight.grad.double()[:, columns]
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
         count = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread

@@ -24,6 +24,7 @@ from esper.leyline.config.setting import (
     Range,
     about,
     meanings,
+    options_of,
     setting,
     up_to,
 )
@@ -231,7 +232,7 @@ def check_numbers(options: GrowthOptions) -> None:
         within, value = about(f).within, getattr(options, f.name)
         if within is None or (value is None and f.default is None):
             continue
-        is_integer = not isinstance(f.default, float) and f.name != "clip"
+        is_integer = float not in options_of(about(f).flag)
         is_number = isinstance(value, Integral if is_integer else Real)
         if not is_number or value not in within:
             number = "whole number" if is_integer else "number"
