@@ -77,6 +77,100 @@ class Dense(nn.Module):
         return self.head(x)
 
 
+class Attention(nn.Module):
+    """Queries, keys and values from one layer each, cut into heads by a number of its own."""
+
+    def __init__(self, width: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.h, self.d_k = heads, width // heads
+        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).view(len(x), -1, self.h, self.d_k).transpose(1, 2)
+            for layer in self.linears[:3]
+        )
+        weights = (q @ k.transpose(-2, -1) / self.d_k**0.5).softmax(-1)
+        return self.linears[3]((weights @ v).transpose(1, 2).reshape(len(x), -1, self.h * self.d_k))
+
+
+class FusedAttention(nn.Module):
+    """All three from one layer, with the width of all heads in an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.inner = 3, 4, 12
+        self.qkv, self.project = nn.Linear(8, 36, bias=False), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            each.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+            for each in self.qkv(x).split(self.inner, -1)
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.project(y.transpose(1, 2).reshape(*x.shape[:2], self.inner))
+
+
+class GroupedQueries(nn.Module):
+    """Two heads of queries for one of keys and values, with rotary positions and a norm of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads = 4, 2
+        self.wq, self.wkv, self.wo = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm = nn.RMSNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, _ = x.shape
+        q = self.norm(self.wq(x).view(batch, time, self.n_heads, 4))
+        k, v = self.wkv(x).view(batch, time, 2, self.n_kv_heads, 4).unbind(2)
+        angle = torch.arange(time)[:, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+        q, k = (
+            each * angle.cos() + torch.cat([-each[..., 2:], each[..., :2]], -1) * angle.sin()
+            for each in (q, k)
+        )
+        k, v = (each.repeat_interleave(2, 2) for each in (k, v))
+        y = nn.functional.scaled_dot_product_attention(*(z.transpose(1, 2) for z in (q, k, v)))
+        return self.wo(y.transpose(1, 2).flatten(2))
+
+
+class Paired(nn.Module):
+    """A layer that computes values and their gates, or one of whose units the larger counts."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.both, self.out, self.function = nn.Linear(8, 12), nn.Linear(6, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.function(self.both(x)))
+
+
+class Encoder(nn.Module):
+    """A residual block around a module, with an MLP."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.inner, self.norm = nn.Embedding(9, 8), inner, nn.LayerNorm(8)
+        self.mlp = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embedding(x)
+        y = y + self.inner(self.norm(y))
+        return self.head((y + self.mlp(self.norm(y))).mean(1))
+
+
+class Stacked(nn.Module):
+    """Outputs of two layers, one behind the other in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.one(x), self.two(x)], dim=1).amax(1))
+
+
 def flattening() -> nn.Module:
     """Convolutions whose maps are flattened."""
     return nn.Sequential(
@@ -105,6 +199,11 @@ def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
     layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     return nn.Sequential(nn.Linear(5, 8), layers, nn.Flatten(), nn.Linear(8 * 4, 3))
+
+
+def words() -> Tensor:
+    """Batch of sequences."""
+    return torch.randint(9, (8, 7))
 
 
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...]]] = {
@@ -136,5 +235,22 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
+    "stacked": (Stacked, lambda: torch.randn(8, 6, 4), ("one + two",)),
+    "attention": (
+        lambda: Encoder(Attention()), words,
+        ("inner.linears.0 + inner.linears.1 + inner.linears.2", "mlp.0"),
+    ),
+    "chain": (
+        lambda: nn.Sequential(nn.Linear(4, 8), Attention(), nn.Linear(8, 3)),
+        lambda: torch.randn(8, 7, 4),
+        ("0", "1.linears.0 + 1.linears.1 + 1.linears.2", "1.linears.3"),
+    ),
+    "fused": (lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0")),
+    "grouped": (lambda: Encoder(GroupedQueries()), words, ("inner.wq + inner.wkv", "mlp.0")),
+    "glu": (lambda: Encoder(Paired(nn.GLU())), words, ("inner.both", "mlp.0")),
+    "maxout": (
+        lambda: Encoder(Paired(lambda y: y.unflatten(-1, (-1, 2)).amax(-1))), words,
+        ("inner.both", "mlp.0"),
+    ),
 }  # fmt: skip
 """By name: the module, inputs, and the groups of channels that can be widened."""

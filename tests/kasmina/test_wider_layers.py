@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 from itertools import chain
+from math import prod
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.wider_groups import wider_groups
 from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, widen
-from wide_modules import HOSTS
+from wide_modules import HOSTS, Attention, Encoder, FusedAttention, words
 
 
 def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str, str]]:
@@ -26,10 +27,11 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChanne
     entries = {}
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
+        is_recurrent = isinstance(module, nn.RNNBase)
+        unit = (gates_of(module),) if is_recurrent else group.units.get(name, ())
         for key, x in (*module._parameters.items(), *module._buffers.items()):
             if x is not None and x.ndim:
-                gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
-                entries[f"{name}.{key}"] = torch.rand((count, *gates, *x.shape[1:])) + 0.1
+                entries[f"{name}.{key}"] = torch.rand((count, *unit, *x.shape[1:])) + 0.1
     return NewChannels(entries, count)
 
 
@@ -87,7 +89,8 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
     for group in groups:
         sizes = layer_sizes(model)[group.writers[0]]
-        assert next(iter(sizes.values())) == group.channels + 3
+        rows = prod(group.unit(group.writers[0]))
+        assert next(iter(sizes.values())) == rows * (group.channels + 3)
     readers = {name for group in groups for name in group.readers}
     starts = {name: model.get_submodule(name).get_parameter("weight").clone() for name in readers}
     step(model, x, optimizer)
@@ -116,7 +119,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("host", ["perceptron", "tagger", "reader"])
+@pytest.mark.parametrize("host", ["perceptron", "tagger", "reader", "attention", "fused"])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -135,12 +138,15 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     other = kind(twin.parameters(), lr=0.01)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    for group in groups_of(model, x)[0]:
+    groups = groups_of(model, x)[0]
+    units = {name: unit for group in groups for name, unit in group.units.items()}
+    for group in groups:
         widen(model, group, new_channels(model, group, 2), optimizer)
     step(model, x, optimizer)
     step(twin, x, other)
     for name, parameter in twin.named_parameters():
-        gates = gates_of(model.get_submodule(name.rpartition(".")[0]))
+        layer = name.rpartition(".")[0]
+        gates = units.get(layer, (gates_of(model.get_submodule(layer)), 1))[0]
         rows, wide = (p.unflatten(0, (gates, -1)) for p in (parameter, model.get_parameter(name)))
         torch.testing.assert_close(wide[tuple(map(slice, rows.shape))], rows)
     schedule.step()
@@ -284,13 +290,13 @@ class NormSum(nn.Module):
 class Joined(nn.Module):
     """Two layers side by side, then a function of both."""
 
-    def __init__(self, function: Any, axis: int = -1) -> None:
+    def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.head, self.function, self.axis = nn.LazyLinear(2), function, axis
+        self.head, self.function = nn.LazyLinear(2), function
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, torch.cat([self.one(x), self.two(x)], self.axis), x)
+        return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
 
 
 class FixedSize(NormSum):
@@ -305,7 +311,6 @@ class FixedSize(NormSum):
     [
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
-        (Joined(lambda m, y, _: m.head(y), axis=0), "one", "cat mixes its channels"),
         (NormSum(), "two + one", "add combines it with other channels"),
         (FixedSize(), "one", "is written into it: mat1 and mat2 shapes"),
         (Recurrent(), "one", "lstm mixes its channels over time"),
@@ -338,3 +343,70 @@ def test_outputs_are_not_listed() -> None:
         groups, refused = groups_of(model, torch.randn(8, 4))
         assert not groups
         assert not refused
+
+
+class InputWidth(Attention):
+    """Heads whose width is that of the input by their number, as in many a tutorial."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = (
+            layer(x).view(batch, time, self.h, width // self.h).transpose(1, 2)
+            for layer in self.linears[:3]
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.linears[3](y.transpose(1, 2).reshape(batch, time, width))
+
+
+class Inline(Attention):
+    """Attention and an MLP in one module, whose number of heads a reload could not tell apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(super().forward(x))))
+
+
+@pytest.mark.parametrize(
+    ("model", "widened", "reason"),
+    [
+        (InputWidth(), [], "is invalid for input of size"),
+        (Inline(), ["linears.3", "up"], "is written into it"),
+        (Attention(heads=1), [], "is written into it"),
+    ],
+)
+def test_heads_that_cannot_become_more_are_refused_by_name(
+    model: nn.Module, widened: list[str], reason: str
+) -> None:
+    groups, refused = groups_of(model, torch.randn(4, 7, 8))
+    assert [group.name for group in groups] == widened
+    assert any(reason in text for name, text in refused.items() if "linears.2" in name)
+    before = {n: v for n, v in vars(model).items() if type(v) is int}
+    for group in groups:
+        widen(model, group, new_channels(model, group, 8))
+    again = type(model)() if widened else copy.deepcopy(model)
+    resize(again, model.state_dict())
+    assert before == {n: v for n, v in vars(again).items() if type(v) is int}
+
+
+def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
+    model = Encoder(FusedAttention())
+    before = layer_sizes(model)["inner"]
+    assert before == {"num_heads": 3, "inner": 12}
+    group = groups_of(model, words())[0][0]
+    assert (group.noun, group.channels, group.width, group.unit("inner.qkv")) == (
+        "heads",
+        3,
+        12,
+        (3, 4),
+    )
+    change = widen(model, group, new_channels(model, group, 2))
+    assert layer_sizes(model)["inner"] == {"num_heads": 5, "inner": 20}
+    assert model.inner.head_dim == 4
+    again = Encoder(FusedAttention())
+    resize(again, model.state_dict())
+    assert layer_sizes(again) == layer_sizes(model)
+    change.undo()
+    assert layer_sizes(model)["inner"] == before

@@ -2,11 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from esper.kasmina.attention_heads import head_attributes, head_counts
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
@@ -22,7 +26,8 @@ class NewChannels:
     Attributes:
         entries: parameters and buffers of writers and companions, by their full name, with the new
             channels on the first axis; of a recurrent layer ``[channels, gates, ...]``, and
-            the columns for its own hidden units end with the old ones, or include the new ones.
+            the columns for its own hidden units end with the old ones, or include the new ones; of
+            a writer with units of rows ``[channels, gates, rows, ...]``.
         count: number of new channels.
     """
 
@@ -82,22 +87,30 @@ def widen(
         new: what the new channels start with.
         optimizer: trains the module; the parameters are exchanged in its groups.
     """
-    change = Widening(optimizer=optimizer)
+    change, gates = Widening(optimizer=optimizer), dict[nn.Module, int]()
     ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
+    channels = channel_count(model, group)
+    ratio = Fraction(channels + new.count, channels)
+    ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
+    for module, key, size in list(head_counts(model, *ratios)):
+        _resize_attribute(change, module, key, size)
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
         for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
                 end = ends[name] if name in group.companions else len(x)
-                _replace(change, module, key, _longer(module, key, x.detach(), entry.to(x), end))
+                gates[module] = max(group.unit(name)[0], gates_of(module))
+                value = _longer(module, key, x.detach(), entry.to(x), end, gates[module])
+                _replace(change, module, key, value)
                 change.ends[module, key] = end, *x.shape[1:2]
         _join_weights(module)
         outputs, inputs = size_names(module)
         # Of a depthwise convolution, inputs and groups are the channels too.
         depthwise = name in group.companions and inputs != outputs
         for attribute in (outputs, inputs, "groups") if depthwise else (outputs,):
-            _add(change, module, attribute, new.count)
+            size = getattr(module, attribute) + prod(group.unit(name)) * new.count
+            _resize_attribute(change, module, attribute, size)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         weight = module.get_parameter("weight")
@@ -105,7 +118,9 @@ def widen(
         end = block * ends[name]
         _replace(change, module, "weight", _insert(weight, zeros, end, axis=1))
         change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
-        _add(change, module, size_names(module)[1], block * new.count)
+        attribute = size_names(module)[1]
+        size = getattr(module, attribute) + block * new.count
+        _resize_attribute(change, module, attribute, size)
     if optimizer is not None:
         change.states = {
             before: optimizer.state[before]
@@ -118,7 +133,7 @@ def widen(
                 del optimizer.state[before]
                 ends_of = change.ends[module, key]
                 state = _padded_state(
-                    change.states[before], before, after, gates_of(module), ends_of
+                    change.states[before], before, after, gates.get(module, 1), ends_of
                 )
                 if state is not None:
                     optimizer.state[after] = state
@@ -132,11 +147,18 @@ def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
     """
     end = 0
     for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
-        module = model.get_submodule(writer)
-        end += getattr(module, size_names(module)[0]) if writer else length
+        end += channel_count(model, group, writer) if writer else length
         if writer in group.writers:
             break
     return end
+
+
+def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> int:
+    """How many channels a writer has now, or each writer of the group."""
+    name = writer or group.writers[0]
+    module = model.get_submodule(name)
+    size: int = getattr(module, size_names(module)[0])
+    return size // prod(group.unit(name))
 
 
 def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
@@ -150,9 +172,9 @@ def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewCha
     entries = {}
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
-        gates = (gates_of(module),) if isinstance(module, nn.RNNBase) else ()
+        unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
         for key, x in _tensors_of(module):
-            entries[f"{name}.{key}"] = x.new_zeros((count, *gates, *x.shape[1:]))
+            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *x.shape[1:]))
     return NewChannels(entries, count)
 
 
@@ -205,6 +227,15 @@ def resize(
         the names of the layers whose size differences.
     """
     names, later = [], {}
+    ratios: tuple[dict[str, Fraction], ...] = {}, {}
+    for name, module in model.named_modules():
+        weight, like = getattr(module, "weight", None), state.get(f"{name}.weight")
+        if isinstance(weight, Tensor) and isinstance(like, Tensor) and weight.ndim > 1:
+            for of_axis, size, wide in zip(ratios, weight.shape, like.shape, strict=False):
+                if size != wide:
+                    of_axis[name] = Fraction(wide, size)
+    for module, key, size in list(head_counts(model, *ratios)):
+        setattr(module, key, size)
     for name, module in model.named_modules():
         attributes = size_names(module)
         tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
@@ -244,7 +275,7 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     for name, module in model.named_modules():
         # A depthwise convolution has as many groups as channels.
         groups = ("groups",) if getattr(module, "groups", 1) > 1 else ()
-        if names := size_names(module):
+        if names := size_names(module) or head_attributes(module):
             sizes[name] = {key: getattr(module, key) for key in (*names, *groups)}
     return sizes
 
@@ -286,14 +317,18 @@ def _join_weights(module: nn.Module) -> None:
         module.flatten_parameters()
 
 
-def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int) -> Tensor:
+def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int, gates: int) -> Tensor:
     """A parameter or buffer with the rows of new channels behind its first ``end`` rows.
 
-    The old hidden units of a recurrent layer get weights of 0 for the new ones.
+    Where there are gates, they are behind those of each. The old hidden units of a recurrent layer
+    get weights of 0 for the new ones.
     """
     if not isinstance(module, nn.RNNBase):
-        return _insert(x, entry, end)
-    gates, count = gates_of(module), len(entry)
+        if entry.ndim == x.ndim:
+            return _insert(x, entry, end)
+        old, new = x.unflatten(0, (gates, -1)), entry.transpose(0, 1).flatten(1, 2)
+        return torch.cat([old, new], 1).flatten(0, 1)
+    count = len(entry)
     columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
     longer = x.new_zeros((len(x) + gates * count, *columns))
     _write_gates(longer, x, gates)
@@ -328,11 +363,10 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     change.exchanges.append((module, name, before, after))
 
 
-def _add(change: Widening, module: nn.Module, name: str, count: int) -> None:
-    """Add to an attribute that holds a size."""
-    size = getattr(module, name)
-    change.sizes.append((module, name, size))
-    setattr(module, name, size + count)
+def _resize_attribute(change: Widening, module: nn.Module, name: str, size: int) -> None:
+    """Set an attribute that holds a size."""
+    change.sizes.append((module, name, getattr(module, name)))
+    setattr(module, name, size)
 
 
 def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:

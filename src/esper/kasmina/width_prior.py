@@ -1,7 +1,7 @@
 """How much wider the layers of a module become: what that gains on the mean, and what it costs."""
 
 from collections.abc import Collection, Mapping
-from math import log
+from math import log, prod
 
 import numpy as np
 from torch import nn
@@ -61,7 +61,7 @@ def expected_gain(counts: Mapping[ChannelGroup, int]) -> float:
 
 
 def _gains(group: ChannelGroup) -> tuple[float, ...]:
-    return next((row for width, row in GAINS.items() if group.channels <= width), (0.0,) * 4)
+    return next((row for width, row in GAINS.items() if group.width <= width), (0.0,) * 4)
 
 
 def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
@@ -71,7 +71,8 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     for group, count in counts.items():
         for name in (*group.writers, *group.companions):
             layer = model.get_submodule(name)
-            rows[name] = rows.get(name, 1.0) + count / getattr(layer, size_names(layer)[0])
+            extra = count * prod(group.unit(name))
+            rows[name] = rows.get(name, 1.0) + extra / getattr(layer, size_names(layer)[0])
         for name, block in group.readers.items():
             size = model.get_submodule(name).get_parameter("weight").shape[1]
             columns[name] = columns.get(name, 1.0) + count * block / size

@@ -8,15 +8,14 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.deeper_stacks import Deepening, Repeat, deepen, repeats
-from esper.kasmina.nested import below, tensors
-from esper.kasmina.wider_groups import wider_groups
+from esper.kasmina.nested import below
+from esper.kasmina.wider_groups import equal, wider_groups
 from esper.kasmina.wider_layers import Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
@@ -36,12 +35,13 @@ from esper.own_models.samples import (
 )
 from esper.own_models.training_loop import Training
 
+if TYPE_CHECKING:
+    from esper.kasmina.deeper_stacks import Deepening, Repeat
+
 MOST_BLOCKS = 6
 """Blocks up to which a stack becomes twice as deep."""
 SAMPLES = 4
 """Samples of the recorded forward pass, whose activations stay in memory."""
-EXACT = 1e-5
-"""Largest difference of outputs, relative to their size, that a widening may make."""
 
 Structure = TypeVar("Structure")
 Batches = list[tuple[Any, Any]]
@@ -95,8 +95,10 @@ class LayerGrowth:
         verb = "deepened" if self.deepens else "widened"
         self.lines.append(f"nothing is {verb} ({text or otherwise})")
 
-    def _repeats(self, batches: Batches) -> list[Repeat]:
+    def _repeats(self, batches: Batches) -> list["Repeat"]:
         """The blocks that are copied: all of a stack that has at most ``MOST_BLOCKS``."""
+        from esper.kasmina.deeper_stacks import repeats  # who widens does not need it
+
         copyable, reasons = self._structure(batches, repeats)
         depths = Counter(repeat.container for repeat in copyable)
         reasons |= {
@@ -114,8 +116,12 @@ class LayerGrowth:
             self._say_nothing(reasons, "no block is repeated")
         return plan
 
-    def _deepen(self, plan: list[Repeat], batches: Batches, training: Training) -> list[Deepening]:
+    def _deepen(
+        self, plan: list["Repeat"], batches: Batches, training: Training
+    ) -> list["Deepening"]:
         """Insert a copy behind each block of the plan; none if that would change the outputs."""
+        from esper.kasmina.deeper_stacks import deepen  # who widens does not need it
+
         inputs = batches[0][0]
         with evaluating(self.model):
             before = call(self.model, inputs)
@@ -179,7 +185,7 @@ class LayerGrowth:
             changes += [widen(each, group, proposal.new) for each in self.averages]
             wide = group.channels + proposal.new.count
             self.lines.append(
-                f"{group.name}: {group.channels} -> {wide} channels, which "
+                f"{group.name}: {group.channels} -> {wide} {group.noun}, which "
                 f"explain {100 * proposal.share:.0f} % of the gradient that the others leave"
             )
         return changes
@@ -219,13 +225,3 @@ def first_batches(training: Training) -> Batches:
     with random_state_kept(training.loader):
         batches = [training.unpack(batch) for batch in islice(training.loader, BATCHES)]
     return [to_device(batch, training.device) for batch in batches]
-
-
-def equal(before: object, after: object) -> bool:
-    """Whether outputs are the same but for rounding, in half precision to a unit of it."""
-    for x, y in zip(tensors(before), tensors(after), strict=True):
-        rounding = torch.finfo(x.dtype).eps if x.is_floating_point() else 0.0
-        share = max(EXACT, rounding)
-        if not torch.allclose(x.float(), y.float(), rtol=share, atol=share * float(x.abs().max())):
-            return False
-    return True

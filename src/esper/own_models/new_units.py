@@ -11,6 +11,7 @@ al., 2022) does without the correlations.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import torch
@@ -20,9 +21,9 @@ from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.wider_layers import (
     BatchNorm,
     NewChannels,
+    channel_count,
     end_of,
     reads_itself,
-    size_names,
     widen,
     zero_channels,
 )
@@ -73,7 +74,7 @@ def propose(
         backward: see ``Backward``.
         generator: draws the candidates.
     """
-    number = max(CANDIDATES, 4 * count)
+    number = max(CANDIDATES * group.channels // group.width, 4 * count)
     trial = copy.deepcopy(model)
     candidates = _candidates(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
@@ -166,19 +167,18 @@ def _pursuit(
     ]
     for reader in readers:
         reader.explain(list(range(host)))
-    total = sum(reader.remainder for reader in readers)
-    indices, total_gain = list[int](), 0.0
+    total, indices = sum(reader.remainder for reader in readers), list[int]()
     for _ in range(count):
         gains = torch.stack([reader.gains() for reader in readers]).sum(0)
         gains[:host] = -1.0
         gains[indices] = -1.0
         best = int(gains.argmax())
-        total_gain += max(float(gains[best]), 0.0)
         indices.append(best)
         for reader in readers:
             reader.explain([best])
-    share = total_gain / total if total > 0.0 else 0.0
-    return torch.tensor(indices) - host, min(share, 1.0)
+    remainder = sum(reader.remainder for reader in readers)
+    share = 1.0 - remainder / total if total > 0.0 else 0.0
+    return torch.tensor(indices) - host, min(max(share, 0.0), 1.0)
 
 
 class _Reader:
@@ -200,38 +200,43 @@ class _Reader:
         inputs = torch.cat([_rows(layer, x) for x in activations]).double()
         assert weight.grad is not None
         # Of a concatenation, what is of the group.
-        writer, end = model.get_submodule(group.writers[0]), end_of(model, group, name)
-        columns = slice((end - getattr(writer, size_names(writer)[0])) * block, end * block)
+        end = end_of(model, group, name)
+        columns = slice((end - channel_count(model, group)) * block, end * block)
         inputs, gradient = inputs[:, columns], weight.grad.double()[:, columns]
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
         count = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
         channels = entries.shape[1] // block
-        # Position by position of a flattened map, a channel is one variable.
-        entries = entries.view(len(entries), channels, block).movedim(1, 2).reshape(-1, channels)
+        # Position by position of a flattened map, a channel is one variable; a head has several.
+        self.variables = gcd(block, group.width // group.channels)
+        number, block = channels * self.variables, block // self.variables
+        entries = entries.view(len(entries), number, block).movedim(1, 2).reshape(-1, number)
         self.covariance = entries.T @ entries / len(entries)
-        gradient = gradient.reshape(weight.shape[0], channels, block, -1)
-        self.gradient = gradient.movedim(1, -1).reshape(-1, channels) / count
+        gradient = gradient.reshape(weight.shape[0], number, block, -1)
+        self.gradient = gradient.movedim(1, -1).reshape(-1, number) / count
         self.remainder = outputs / count
 
     def explain(self, channels: list[int]) -> None:
         """Take what some channels explain out of all others."""
-        for channel in channels:
-            variance = float(self.covariance[channel, channel])
+        n = self.variables
+        for each in (n * channel + i for channel in channels for i in range(n)):
+            variance = float(self.covariance[each, each])
             if variance <= 1e-12 * float(self.covariance.diagonal().abs().max()):
                 continue
-            row = self.covariance[channel] / variance
-            reduction = self.gradient[:, channel].square().sum() / variance
+            row = self.covariance[each] / variance
+            reduction = self.gradient[:, each].square().sum() / variance
             self.remainder -= float(reduction)
-            self.gradient = self.gradient - self.gradient[:, channel, None] * row
-            self.covariance = self.covariance - self.covariance[:, channel, None] * row
+            self.gradient = self.gradient - self.gradient[:, each, None] * row
+            self.covariance = self.covariance - self.covariance[:, each, None] * row
 
     def gains(self) -> Tensor:
-        """What each channel explains of the squared gradient, ``[C]``."""
+        """What each channel explains of the squared gradient, ``[C]``; of a head, the sum of what
+        each of its variables would alone."""
         variance = self.covariance.diagonal()
         limit = 1e-8 * float(variance.abs().max())
         gain = self.gradient.square().sum(0) / variance.clamp(min=max(limit, 1e-30))
-        return torch.where(variance > limit, gain, torch.zeros_like(gain))
+        gain = torch.where(variance > limit, gain, torch.zeros_like(gain))
+        return gain.view(-1, self.variables).sum(1)
 
 
 def _rows(layer: nn.Module, x: Tensor) -> Tensor:

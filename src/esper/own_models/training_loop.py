@@ -478,7 +478,7 @@ def _changes(
 ) -> dict[str, dict[str, tuple[int, int]]]:
     """The sizes of the layers that have others than before, see ``GrowthResult.widths``."""
     return {
-        name: {key: (before[name][key], size) for key, size in later.items()}
+        name: {key: (before[name].get(key, size), size) for key, size in later.items()}
         for name, later in after.items()
         if later != before.get(name, later)
     }

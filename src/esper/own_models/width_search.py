@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from esper.kasmina.deeper_stacks import deepen
 from esper.kasmina.wider_layers import parameter_count, resize
 from esper.kasmina.width_prior import expected_gain
 from esper.own_models.figure_intervals import interval, sample_values
@@ -56,6 +55,8 @@ class WidthSearch(LayerGrowth):
     ) -> None:
         """The inverse of ``state_dict``; gives the module the sizes that ``state`` has."""
         self.number, self.copies = content["number"], content["copies"]
+        from esper.kasmina.deeper_stacks import deepen  # only who resumes needs it
+
         for container, index in self.copies:
             deepen(self.model, container, index, optimizer=training.optimizer)
         resize(self.model, state, training.optimizer)

@@ -35,7 +35,7 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
             setattr(layer, key, size)
         for tensors in (layer._parameters, layer._buffers):
             for key in [key for key, x in tensors.items() if x is not None]:
-                value = torch.empty_like(state[f"{name}.{key}"])
+                value = torch.empty_like(state.get(f"{name}.{key}", tensors[key]))
                 is_parameter = isinstance(tensors[key], nn.Parameter)
                 setattr(layer, key, nn.Parameter(value) if is_parameter else value)
     model.load_state_dict(state)

@@ -1,0 +1,70 @@
+"""Attributes in which a module counts its heads of attention, which a wider one has more of.
+
+A module does not say which of its numbers these are, and neither does the state of a wider one:
+both who widens it and who loads it later go by their names, and by the sizes of its layers.
+"""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from torch import nn
+
+_OF_ONE_HEAD = ("dim", "size", "width", "feature", "channel", "embd", "per_head")
+_LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def head_attributes(module: nn.Module) -> list[str]:
+    """Names of the attributes that count the heads of a module, and of those that are the size of a
+    layer, as the width of all heads; none of a module without heads."""
+    sizes = {size for layer in _layers(module).values() for size in layer.weight.shape[:2]}
+    numbers = {name: value for name, value in vars(module).items() if type(value) is int}
+    counts = [name for name in numbers if _counts_heads(name)]
+    return counts and [n for n, value in numbers.items() if n in counts or value in sizes]
+
+
+def head_counts(
+    model: nn.Module, rows: Mapping[str, Fraction], columns: Mapping[str, Fraction]
+) -> Iterator[tuple[nn.Module, str, int]]:
+    """What attributes of modules hold that count heads, when their layers have become wider.
+
+    These are modules whose first layers, as they are registered, compute queries, keys and values,
+    and whose last ones read what attention makes of them; there are no others.
+
+    Args:
+        model: the module, before its layers become wider.
+        rows: by the name of a layer, how many times as many rows it gets, if not as many.
+        columns: as much of its columns.
+
+    Yields:
+        the module, the name of the attribute and its new value.
+    """
+    for prefix, module in model.named_modules():
+        layers = {f"{prefix}.{name}".lstrip("."): x for name, x in _layers(module).items()}
+        names, wider = head_attributes(module), list(layers)
+        factor = rows.get(wider[0]) if names else None
+        ends = [
+            end
+            for end in range(1, len(wider))
+            if all(rows.get(name) == factor for name in wider[:end])
+            and all(columns.get(name) == factor for name in wider[end:])
+        ]
+        if factor is None or not ends:
+            continue
+        widths = {layers[name].weight.shape[0] for name in wider[: ends[-1]]}
+        widths |= {layers[name].weight.shape[1] for name in wider[ends[-1] :]}
+        for name in names:
+            later = getattr(module, name) * factor
+            if later.denominator == 1 and (_counts_heads(name) or getattr(module, name) in widths):
+                yield module, name, later.numerator
+
+
+def _layers(module: nn.Module) -> dict[str, _LAYERS]:
+    """The linear layers and convolutions of a module, by name."""
+    return {name: x for name, x in module.named_modules() if isinstance(x, _LAYERS)}
+
+
+def _counts_heads(name: str) -> bool:
+    """Whether an attribute of this name holds a number of heads."""
+    words = name.lower()
+    is_of_one = any(word in words for word in _OF_ONE_HEAD)
+    return words in ("h", "nh") or ("head" in words and not is_of_one)

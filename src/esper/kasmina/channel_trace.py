@@ -1,0 +1,325 @@
+"""A forward pass, followed function by function: whose channels lie where in each tensor."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from esper.kasmina.channel_probe import Position, positions, units_behind
+from esper.kasmina.nested import tensors
+from esper.kasmina.wider_layers import BatchNorm, Convolution
+
+_RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+_BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
+_BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm"}
+"""Functions that lay a parameter along the last axes of an activation."""
+_SOFTMAX = {"softmax", "scaled_dot_product_attention"}
+_CONCATENATIONS = {"cat", "concat", "concatenate"}
+
+Unit = tuple[int, int]
+"""See ``ChannelGroup.units``."""
+Trials = dict[tuple[Any, ...], list[Position | None]]
+"""By the number of a function's call, and by where the channels lie in its inputs: where in its
+outputs. The forward passes of one search call the same functions."""
+
+
+@dataclass(eq=False)
+class TracedGroup:
+    """A group while a forward pass is followed, see ``ChannelGroup``."""
+
+    channels: int
+    writers: list[str]
+    companions: list[str] = field(default_factory=list)
+    readers: dict[str, int] = field(default_factory=dict)
+    reason: str = ""
+    is_mixed: bool = False
+    combination: str = ""
+    is_output: bool = False
+    parts: list[tuple["TracedGroup | None", int]] = field(default_factory=list)
+    """Of a concatenation, which has no writers: its groups and what belongs to none."""
+    layouts: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    units: dict[str, Unit] = field(default_factory=dict)
+    attends: bool = False
+    is_recurrent: bool = False
+    options: list[Unit] = field(default_factory=list)
+    """Of a group that a function mixes: units of its rows that the function keeps apart."""
+
+    def join(self, other: "TracedGroup") -> None:
+        """Tie the channels of another group to these."""
+        self.coarsen(other.channels)
+        other.coarsen(self.channels)
+        self.writers += other.writers
+        self.units |= other.units
+        self.attends |= other.attends
+        self.is_recurrent |= other.is_recurrent
+        self.companions += other.companions
+        self.readers |= other.readers
+        self.reason = self.reason or other.reason
+        self.is_mixed |= other.is_mixed
+        self.combination = self.combination or other.combination
+
+    def coarsen(self, channels: int) -> None:
+        """Take several channels as one, if there are more than so many."""
+        factor = self.channels // channels
+        if factor > 1:
+            units = {name: self.units.get(name, (1, 1)) for name in self.writers}
+            self.units = {name: (gates, factor * rows) for name, (gates, rows) in units.items()}
+            self.readers = {name: factor * block for name, block in self.readers.items()}
+            self.channels = channels
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Where the channels of a group lie in a tensor, of which there were so many then."""
+
+    group: TracedGroup
+    position: Position
+    channels: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether each channel is one entry of the axis."""
+        return (self.position.block, self.position.gates) == (1, 1)
+
+
+class Recorder(TorchFunctionMode):
+    """Follows the channels of every layer through the functions of a forward pass."""
+
+    def __init__(self, model: nn.Module, units: Mapping[str, Unit], trials: Trials):
+        super().__init__()
+        self._units, self._trials, self._number = units, trials, 0
+        self.calls: Counter[str] = Counter()
+        self._tags: dict[int, tuple[Tensor, Tag]] = {}
+        self._parents: dict[TracedGroup, TracedGroup] = {}
+        self._all: list[TracedGroup] = []
+        self._owners = {
+            id(x): (name, module)
+            for name, module in model.named_modules()
+            for x in (*module._parameters.values(), *module._buffers.values())
+            if x is not None
+        }
+        self.uses = Counter(
+            id(p) for module in model.modules() for p in module._parameters.values()
+        )
+
+    def groups(self) -> list[TracedGroup]:
+        """The groups that were not joined to another."""
+        return [each for each in self._all if each not in self._parents and not each.parts]
+
+    def resolve_concatenations(self) -> None:
+        """Give what a concatenation passes through and what reads it to the groups in it."""
+        for each in self._all:
+            parts = [(None if g is None else self._root(g), length) for g, length in each.parts]
+            layout = tuple(
+                ("", length) if group is None else (group.writers[0], 0) for group, length in parts
+            )
+            groups = [group for group, _ in parts if group is not None]
+            for group in groups:
+                group.reason = group.reason or each.reason or each.combination
+                if group.units:
+                    group.reason = group.reason or "units of several rows are concatenated"
+                if groups.count(group) > 1:
+                    group.reason = group.reason or "it is concatenated with itself"
+                group.is_output |= each.is_output
+                group.readers |= each.readers
+                group.companions += each.companions
+                group.layouts |= dict.fromkeys((*each.companions, *each.readers), layout)
+
+    def _root(self, group: TracedGroup) -> TracedGroup:
+        """The group, or the one that it was joined to."""
+        while group in self._parents:
+            group = self._parents[group]
+        return group
+
+    def tag(self, x: object) -> Tag | None:
+        """Where the channels of a tensor lie; None where they belong to no layer."""
+        entry = self._tags.get(id(x))
+        if entry is None:
+            return None
+        tag = entry[1]
+        root = self._root(tag.group)
+        return Tag(root, tag.position.coarse(tag.channels // root.channels), root.channels)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, self._number = kwargs or {}, self._number + 1
+        inputs = list(tensors((args, kwargs)))
+        tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
+        name = getattr(func, "__name__", str(func))
+        if name in ("linear", "conv1d", "conv2d", "conv3d"):
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            owner, layer = self._owners.get(id(weight), ("", None))
+            if isinstance(layer, nn.Linear | Convolution):
+                output = func(*args, **kwargs)
+                self._layer(owner, layer, args[0] if args else kwargs["input"], output)
+                return output
+        if name in _RECURRENT and (owner := self._recurrent_owner(inputs)):
+            outputs = func(*args, **kwargs)
+            self._recurrent(owner, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
+            return outputs
+        if len(tags) == 0:
+            return func(*args, **kwargs)
+        if name in _CONCATENATIONS and (concatenation := self._concatenation(*args, **kwargs)):
+            output = func(*args, **kwargs)
+            self._tags[id(output)] = output, concatenation
+            return output
+        # Before the function, which may work in place.
+        sources = [x for x in inputs if id(x) in tags]
+        locations = self._locations(func, args, kwargs, sources, tags)
+        for x in sources if None not in locations else ():
+            if self._meets_fixed_size(inputs, x, tags):
+                tags[id(x)].group.combination = f"{name} combines it with other channels"
+        output = func(*args, **kwargs)
+        outputs = list(tensors(output))
+        if not outputs:
+            return output  # its shape, or another number
+        if len(locations) != len(outputs) or None in locations:
+            for tag in tags.values():
+                tag.group.reason = tag.group.reason or f"{name} mixes its channels"
+                tag.group.is_mixed = True
+            return output
+        for x in sources:
+            self._companion(inputs, x, tags[id(x)], name)
+        first, *groups = sorted(
+            (tag.group for tag in tags.values()), key=lambda group: self._all.index(group)
+        )
+        for group in groups:
+            if self._root(group) is not first:
+                first.join(group)
+                self._parents[group] = first
+        first.attends |= name in _SOFTMAX
+        for x, position in zip(outputs, locations, strict=True):
+            assert position is not None
+            self._tags[id(x)] = x, Tag(first, position, first.channels)
+        return output
+
+    def _concatenation(
+        self, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None, **_: Any
+    ) -> Tag | None:
+        """Where the channels of tensors lie that are concatenated on their axis of channels."""
+        joint = (dim if axis is None else axis) % tensors[0].ndim
+        parts: list[tuple[TracedGroup | None, int]] = []
+        for x in tensors:
+            tag = self.tag(x)
+            if tag is not None and (not tag.is_plain or tag.position.axis != joint):
+                return None
+            group = None if tag is None else tag.group
+            parts += group.parts if group and group.parts else [(group, x.shape[joint])]
+        group = TracedGroup(sum(length for _, length in parts), [], parts=parts)
+        self._all.append(group)
+        return Tag(group, Position(joint), group.channels)
+
+    def _meets_fixed_size(
+        self, inputs: list[Tensor], source: Tensor, tags: Mapping[int, Tag]
+    ) -> bool:
+        """Whether another tensor, of no layer or parameter, is as long on the axis of channels."""
+        axis = tags[id(source)].position.axis
+        size, offset = source.shape[axis], axis - source.ndim
+        partners = (x for x in inputs if id(x) not in tags and id(x) not in self._owners)
+        return any(x.ndim >= -offset and x.shape[offset] == size for x in partners)
+
+    def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
+        """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
+        self.calls[name] += 1
+        tag = self.tag(x)
+        is_linear = isinstance(layer, nn.Linear)
+        axis = output.ndim - 1 if is_linear else output.ndim - layer.weight.ndim + 1
+        if not is_linear and layer.groups > 1:
+            depthwise = layer.groups == layer.in_channels == layer.out_channels
+            plain = tag is not None and tag.is_plain and not tag.group.units
+            if tag is not None and depthwise and plain and tag.position.axis == axis:
+                tag.group.companions.append(name)
+                self._tags[id(output)] = output, tag
+            elif tag is not None:
+                tag.group.reason = f"{name} reads it in groups"
+            return
+        if tag is not None:
+            if (tag.position.axis, tag.position.gates) == (axis, 1):
+                tag.group.readers[name] = tag.position.block
+            else:
+                tag.group.reason = f"{name} does not read it on its axis of channels"
+                tag.group.is_mixed = True
+        gates, rows = self._units.get(name, (1, 1))
+        group = TracedGroup(output.shape[axis] // (gates * rows), [name])
+        if name in self._units:
+            group.units[name] = gates, rows
+        self._all.append(group)
+        position = Position(axis, rows, gates)
+        self._tags[id(output)] = output, Tag(group, position, group.channels)
+
+    def _recurrent_owner(self, inputs: list[Tensor]) -> tuple[str, nn.RNNBase] | None:
+        """The recurrent layer whose parameters are among the inputs of a function."""
+        owners = (self._owners[id(x)] for x in inputs if id(x) in self._owners)
+        return next(((n, each) for n, each in owners if isinstance(each, nn.RNNBase)), None)
+
+    def _recurrent(
+        self, owner: tuple[str, nn.RNNBase], tags: list[Tag], outputs: tuple[Tensor, ...]
+    ) -> None:
+        """A recurrent layer: mixes the channels that it reads, and writes its hidden units."""
+        name, layer = owner
+        self.calls[name] += 1
+        for tag in tags:
+            tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
+        group = TracedGroup(layer.hidden_size, [name], is_recurrent=True)
+        if layer.bidirectional or layer.proj_size:
+            group.reason = "it has two directions, or projects its hidden units"
+        self._all.append(group)
+        for x in outputs:
+            self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1), group.channels)
+
+    def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
+        """Note the module whose parameters or buffers a function applies to the channels."""
+        owners = {self._owners[id(x)] for x in inputs if id(x) in self._owners}
+        for name, module in owners:
+            if isinstance(module, BatchNorm) and tag.is_plain and not tag.group.units:
+                self.calls[name] += 1
+                tag.group.companions.append(name)
+            elif any(
+                _is_per_channel(x, source, tag.position.axis, function)
+                for x in inputs
+                if id(x) in self._owners
+            ):
+                holder = name or "the module"
+                tag.group.reason = f"{function} has parameters of {holder} per channel"
+
+    def _locations(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        sources: list[Tensor],
+        tags: Mapping[int, Tag],
+    ) -> list[Position | None]:
+        """Where the channels of the inputs lie in each output; None where they are mixed."""
+        groups = [tags[id(x)].group for x in sources]
+        channels = min(group.channels for group in groups)
+        joint = len(set(groups)) > 1
+        for group in groups if joint else ():
+            factor, remainder = divmod(group.channels, channels)
+            is_fixed = group.companions or group.is_recurrent
+            if remainder or group.parts or (factor > 1 and is_fixed):
+                return [None]
+        starts = [
+            (x, tags[id(x)].position.coarse(tags[id(x)].channels // channels)) for x in sources
+        ]
+        indices = [i for i, each in enumerate(tensors((args, kwargs))) if id(each) in tags]
+        key = self._number, channels, *indices, *(position for _, position in starts)
+        if key not in self._trials:
+            self._trials[key] = positions(func, args, kwargs, starts, channels)
+        locations = self._trials[key]
+        group, (x, start) = groups[0], starts[0]
+        gates, rows = self._units.get(group.writers[0], (1, 1)) if group.writers else (1, 0)
+        # Only where the rows of the layer still lie as it wrote them.
+        if None in locations and len(sources) == 1 and start.block == rows:
+            group.options += units_behind(func, args, kwargs, x, start, channels, gates)
+        return locations
+
+
+def _is_per_channel(parameter: Tensor, source: Tensor, axis: int, function: str) -> bool:
+    """Whether a parameter that a function applies to an activation has an entry per channel."""
+    if function not in _BROADCASTS:
+        return parameter.numel() > 1
+    offset = axis - source.ndim
+    return parameter.ndim >= -offset and parameter.shape[offset] > 1
