@@ -114,16 +114,18 @@ class FusedAttention(nn.Module):
 class GroupedQueries(nn.Module):
     """Two heads of queries for one of keys and values, with rotary positions and a norm of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys_first: bool = False) -> None:
         super().__init__()
-        self.n_heads, self.n_kv_heads = 4, 2
+        self.n_heads, self.n_kv_heads, self.keys_first = 4, 2, keys_first
         self.wq, self.wkv, self.wo = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
         self.norm = nn.RMSNorm(4)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, _ = x.shape
-        q = self.norm(self.wq(x).view(batch, time, self.n_heads, 4))
-        k, v = self.wkv(x).view(batch, time, 2, self.n_kv_heads, 4).unbind(2)
+        calls = [self.wkv, self.wq] if self.keys_first else [self.wq, self.wkv]
+        outputs = {layer: layer(x) for layer in calls}
+        q = self.norm(outputs[self.wq].view(batch, time, self.n_heads, 4))
+        k, v = outputs[self.wkv].view(batch, time, 2, self.n_kv_heads, 4).unbind(2)
         angle = torch.arange(time)[:, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
         q, k = (
             each * angle.cos() + torch.cat([-each[..., 2:], each[..., :2]], -1) * angle.sin()
@@ -160,6 +162,18 @@ class Encoder(nn.Module):
         return self.head((y + self.mlp(self.norm(y))).mean(1))
 
 
+class Towers(nn.Module):
+    """A layer that reads what two others wrote, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.both = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.both(self.left(x).relu()) * self.both(self.right(x).tanh()))
+
+
 class Stacked(nn.Module):
     """Outputs of two layers, one behind the other in time."""
 
@@ -169,6 +183,39 @@ class Stacked(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.cat([self.one(x), self.two(x)], dim=1).amax(1))
+
+
+class Unet(nn.Module):
+    """A map that is made smaller and larger again, with the larger one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.inside = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 5, 2, 2)
+        self.up = nn.ConvTranspose2d(5, 6, 2, 2)
+        self.spread = nn.ConvTranspose2d(6, 6, 3, padding=1, groups=6)
+        self.norm, self.join = nn.BatchNorm2d(6), nn.ConvTranspose2d(10, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = torch.relu(self.down(x))
+        small = torch.relu(self.inside(large))
+        again = torch.relu(self.norm(self.spread(self.up(small))))
+        return self.join(torch.cat([again, large], 1)).mean((2, 3))
+
+
+class Unrolled(nn.Module):
+    """A cell that is called at each step, and a network that reads the first and the last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.again = nn.Linear(4, 5), nn.Linear(5, 5)
+        self.twin = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [torch.tanh(self.inside(x[:, 0]))]
+        for time in range(1, x.shape[1]):
+            states.append(torch.tanh(self.inside(x[:, time]) + self.again(states[-1])))
+        return self.head((self.twin(states[-1]) - self.twin(states[0])).abs())
 
 
 def flattening() -> nn.Module:
@@ -184,6 +231,14 @@ def sequences() -> nn.Module:
     return nn.Sequential(
         nn.Conv1d(1, 3, 5, stride=2), nn.BatchNorm1d(3), nn.ReLU(), nn.Conv1d(3, 4, 3), nn.SiLU(),
         nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 10),
+    )  # fmt: skip
+
+
+def decoder() -> nn.Module:
+    """Transposed convolutions along time."""
+    return nn.Sequential(
+        nn.ConvTranspose1d(3, 4, 2, 2), nn.BatchNorm1d(4), nn.ReLU(),
+        nn.ConvTranspose1d(4, 5, 3), nn.Tanh(), nn.Conv1d(5, 2, 1),
     )  # fmt: skip
 
 
@@ -235,6 +290,12 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
+    "decoder": (decoder, lambda: torch.randn(8, 3, 5), ("0", "3")),
+    "unet": (Unet, lambda: torch.randn(8, 1, 8, 8), ("down", "inside", "up")),
+    "unrolled": (
+        Unrolled, lambda: torch.randn(8, 3, 4), ("inside + again", "twin.0", "twin.3"),
+    ),
+    "towers": (Towers, lambda: torch.randn(8, 4), ("left + right", "both")),
     "stacked": (Stacked, lambda: torch.randn(8, 6, 4), ("one + two",)),
     "attention": (
         lambda: Encoder(Attention()), words,
@@ -247,6 +308,9 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "fused": (lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0")),
     "grouped": (lambda: Encoder(GroupedQueries()), words, ("inner.wq + inner.wkv", "mlp.0")),
+    "keys first": (
+        lambda: Encoder(GroupedQueries(keys_first=True)), words, ("inner.wkv + inner.wq", "mlp.0"),
+    ),
     "glu": (lambda: Encoder(Paired(nn.GLU())), words, ("inner.both", "mlp.0")),
     "maxout": (
         lambda: Encoder(Paired(lambda y: y.unflatten(-1, (-1, 2)).amax(-1))), words,

@@ -1,6 +1,7 @@
 """Groups of channels, and their widening: the function stays, and so does the optimizer's state."""
 
 import copy
+from fractions import Fraction
 from functools import partial
 from itertools import chain
 from math import prod
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.wider_groups import wider_groups
-from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, widen
+from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, rows_first, widen
 from wide_modules import HOSTS, Attention, Encoder, FusedAttention, words
 
 
@@ -31,7 +33,8 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChanne
         unit = (gates_of(module),) if is_recurrent else group.units.get(name, ())
         for key, x in (*module._parameters.items(), *module._buffers.items()):
             if x is not None and x.ndim:
-                entries[f"{name}.{key}"] = torch.rand((count, *unit, *x.shape[1:])) + 0.1
+                shape = rows_first(module, x).shape[1:]
+                entries[f"{name}.{key}"] = torch.rand((count, *unit, *shape)) + 0.1
     return NewChannels(entries, count)
 
 
@@ -92,11 +95,13 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         rows = prod(group.unit(group.writers[0]))
         assert next(iter(sizes.values())) == rows * (group.channels + 3)
     readers = {name for group in groups for name in group.readers}
-    starts = {name: model.get_submodule(name).get_parameter("weight").clone() for name in readers}
+    layers = {name: model.get_submodule(name) for name in readers}
+    starts = {name: layer.get_parameter("weight").clone() for name, layer in layers.items()}
     step(model, x, optimizer)
     step(model, x, optimizer)
     for name, start in starts.items():
-        assert bool((model.get_submodule(name).get_parameter("weight") != start)[:, -3:].any())
+        motion = rows_first(layers[name], layers[name].get_parameter("weight") - start)
+        assert bool(motion[:, -3:].any())
     wide = copy.deepcopy(model)
     assert type(wide) is type(model)
     again = without_dropout(make())
@@ -119,7 +124,9 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize("host", ["perceptron", "tagger", "reader", "attention", "fused"])
+@pytest.mark.parametrize(
+    "host", ["perceptron", "tagger", "reader", "attention", "fused", "decoder"]
+)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -160,6 +167,7 @@ OLD_ENTRIES = {
         "join.weight": [range(4), range(6, 10)],
         "head.weight": [range(5), range(7, 11), range(13, 17)],
     },
+    "unet": {"join.weight": [range(6), range(8, 12)]},
     "dense": {
         "layers.1.weight": [range(4), range(6, 12)],
         "layers.2.weight": [range(4), range(6, 10), range(12, 18)],
@@ -184,8 +192,8 @@ def test_what_was_there_goes_on_behind_a_concatenation(host: str) -> None:
     step(twin, x, other)
     for name, ranges in OLD_ENTRIES[host].items():
         wide, narrow = model.get_parameter(name), twin.get_parameter(name)
-        is_companion = name.startswith(("norm", "depthwise"))
-        old = wide.index_select(0 if is_companion else 1, torch.tensor([*chain(*ranges)]))
+        axis = 0 if host == "unet" or name.startswith(("norm", "depthwise")) else 1
+        old = wide.index_select(axis, torch.tensor([*chain(*ranges)]))
         torch.testing.assert_close(old[: len(narrow)], narrow, rtol=1e-4, atol=1e-5)
 
 
@@ -246,12 +254,14 @@ class Concatenation(nn.Module):
 
 
 class Shared(nn.Module):
+    """A layer that reads the input, and what it made of it."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.two(self.one(x)))
+        return self.two(self.one(self.one(x)))
 
 
 class Scaled(nn.Module):
@@ -318,7 +328,7 @@ class FixedSize(NormSum):
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
         (Concatenation(), "one", "it is concatenated with itself"),
         (Tied(), "one", "shares its parameters"),
-        (Shared(), "one", "two is called 2 times"),
+        (Shared(), "one", "takes no more channels"),
         (Scaled(), "one", "has parameters of the module per channel"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
@@ -410,3 +420,21 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     assert layer_sizes(again) == layer_sizes(model)
     change.undo()
     assert layer_sizes(model)["inner"] == before
+
+
+class Narrow(nn.Module):
+    """Queries and keys of a width of their own, and attributes with every size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.inner, self.width = 2, 6, 8
+        self.layers = nn.ModuleList([nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8)])
+
+
+def test_heads_are_told_from_the_width_of_the_stream_when_both_are_doubled() -> None:
+    model, names = Narrow(), [f"layers.{i}" for i in range(3)]
+    double, triple = dict.fromkeys(names, Fraction(2)), dict.fromkeys(names, Fraction(3))
+    counts = {key: size for _, key, size in head_counts(model, double, double)}
+    assert counts == {"heads": 4, "inner": 12}
+    assert not list(head_counts(model, double, triple))
+    assert not list(head_counts(model, {names[2]: Fraction(2)}, dict.fromkeys(names, Fraction(2))))

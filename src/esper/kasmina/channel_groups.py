@@ -3,12 +3,14 @@
 A forward pass is recorded, function by function. A linear layer, a convolution or a recurrent layer
 *writes* channels; whatever computes each channel from itself alone (activations, pooling, reshapes,
 batch norms, depthwise convolutions) passes them on; a linear layer or a convolution behind it
-*reads* them. Sums and products of two activations tie their channels, and in a concatenation each
-group keeps its place. Where a function mixes the channels of a layer, such as attention or a gated
-unit, larger *units* of its rows are tried: heads, or pairs of a value and its gate. A function that
-mixes these too, such as a layer norm, refuses the group by its name.
+*reads* them. Functions of two activations tie their channels, and so does a layer that is called
+more than once; in a concatenation each group keeps its place. Where a function mixes the channels
+of a layer, such as attention or a gated unit, larger *units* of its rows are tried: heads, or pairs
+of a value and its gate. A function that mixes these too, such as a layer norm, refuses the group by
+its name.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,21 +85,20 @@ def channel_groups(
         - By name of a group that cannot, why not. Outputs of the module are not listed.
     """
     units: dict[str, Unit] = {}
-    options: dict[str, list[Unit]] = {}
-    states, trials = {frozenset(units.items())}, Trials()
+    queues: dict[str, list[Unit]] = {}
+    attempts: defaultdict[str, set[Unit]] = defaultdict(set)
+    trials = Trials()
     groups = _pass(model, run, units, trials)
     for _ in range(MOST_PASSES):
+        before = dict(units)
         for name, new in ((w, g.options) for g in groups if g.is_mixed for w in g.writers):
-            # What was tried comes again when the layers that it meets try something else.
-            before, current = options.get(name, []), units.get(name)
-            queue = [unit for unit in before if unit != current]
-            options[name] = [unit for unit in new if unit not in before] + queue
-            options[name] += [] if current is None else [current]
-            if options[name]:
-                units[name] = options[name][0]
-        if frozenset(units.items()) in states:
+            queue = [unit for unit in new if unit not in attempts[name]] + queues.get(name, [])
+            attempts[name].update(new)
+            if queue:
+                units[name] = queue.pop(0)
+            queues[name] = queue
+        if units == before:
             break
-        states.add(frozenset(units.items()))
         groups = _pass(model, run, units, trials)
     failures = {name for group in groups if group.is_mixed for name in group.writers}
     if failures & units.keys():
@@ -135,9 +136,6 @@ def _pass(
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
         layers = [*group.writers, *group.readers, *group.companions]
-        repetitions = [name for name in layers if recorder.calls[name] > 1]
-        if repetitions:
-            group.reason = f"{repetitions[0]} is called {recorder.calls[repetitions[0]]} times"
         parameters = [p for name in layers for p in model.get_submodule(name).parameters(False)]
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"

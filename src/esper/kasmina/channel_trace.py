@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.channel_probe import Position, positions, units_behind
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import BatchNorm, Convolution
+from esper.kasmina.wider_layers import BatchNorm, Convolution, Transposed
 
+_LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
 _BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm"}
@@ -44,6 +46,7 @@ class TracedGroup:
     units: dict[str, Unit] = field(default_factory=dict)
     attends: bool = False
     is_recurrent: bool = False
+    is_transposed: bool = False
     options: list[Unit] = field(default_factory=list)
     """Of a group that a function mixes: units of its rows that the function keeps apart."""
 
@@ -55,7 +58,8 @@ class TracedGroup:
         self.units |= other.units
         self.attends |= other.attends
         self.is_recurrent |= other.is_recurrent
-        self.companions += other.companions
+        self.is_transposed |= other.is_transposed
+        self.companions += [name for name in other.companions if name not in self.companions]
         self.readers |= other.readers
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
@@ -91,7 +95,7 @@ class Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module, units: Mapping[str, Unit], trials: Trials):
         super().__init__()
         self._units, self._trials, self._number = units, trials, 0
-        self.calls: Counter[str] = Counter()
+        self._ends: dict[tuple[str, bool], TracedGroup] = {}
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
         self._all: list[TracedGroup] = []
@@ -134,6 +138,24 @@ class Recorder(TorchFunctionMode):
             group = self._parents[group]
         return group
 
+    def _tie(self, first: TracedGroup, second: TracedGroup) -> None:
+        """Make one group of two."""
+        if self._root(second) is not first:
+            first.join(second)
+            self._parents[second] = first
+
+    def _end(self, name: str, writes: bool, group: TracedGroup) -> TracedGroup:
+        """The group that a layer reads or writes, tied to those of its earlier calls."""
+        earlier = self._root(self._ends.setdefault((name, writes), group))
+        if earlier is group:
+            return group
+        first, second = sorted((earlier, group), key=self._all.index)
+        if first.parts or second.parts or first.channels != second.channels:
+            first.reason = second.reason = f"{name} is called with other channels, too"
+            return group
+        self._tie(first, second)
+        return first
+
     def tag(self, x: object) -> Tag | None:
         """Where the channels of a tensor lie; None where they belong to no layer."""
         entry = self._tags.get(id(x))
@@ -148,7 +170,7 @@ class Recorder(TorchFunctionMode):
         inputs = list(tensors((args, kwargs)))
         tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
         name = getattr(func, "__name__", str(func))
-        if name in ("linear", "conv1d", "conv2d", "conv3d"):
+        if name in _LAYERS:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             owner, layer = self._owners.get(id(weight), ("", None))
             if isinstance(layer, nn.Linear | Convolution):
@@ -182,13 +204,9 @@ class Recorder(TorchFunctionMode):
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
-        first, *groups = sorted(
-            (tag.group for tag in tags.values()), key=lambda group: self._all.index(group)
-        )
+        first, *groups = sorted((tag.group for tag in tags.values()), key=self._all.index)
         for group in groups:
-            if self._root(group) is not first:
-                first.join(group)
-                self._parents[group] = first
+            self._tie(first, group)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
             assert position is not None
@@ -222,7 +240,6 @@ class Recorder(TorchFunctionMode):
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
-        self.calls[name] += 1
         tag = self.tag(x)
         is_linear = isinstance(layer, nn.Linear)
         axis = output.ndim - 1 if is_linear else output.ndim - layer.weight.ndim + 1
@@ -230,24 +247,33 @@ class Recorder(TorchFunctionMode):
             depthwise = layer.groups == layer.in_channels == layer.out_channels
             plain = tag is not None and tag.is_plain and not tag.group.units
             if tag is not None and depthwise and plain and tag.position.axis == axis:
-                tag.group.companions.append(name)
+                self._note_companion(tag.group, name)
                 self._tags[id(output)] = output, tag
             elif tag is not None:
                 tag.group.reason = f"{name} reads it in groups"
             return
         if tag is not None:
             if (tag.position.axis, tag.position.gates) == (axis, 1):
-                tag.group.readers[name] = tag.position.block
+                source = self._end(name, False, tag.group)
+                if source.readers.setdefault(name, tag.position.block) != tag.position.block:
+                    source.reason = f"{name} is called with other channels, too"
             else:
                 tag.group.reason = f"{name} does not read it on its axis of channels"
                 tag.group.is_mixed = True
-        gates, rows = self._units.get(name, (1, 1))
-        group = TracedGroup(output.shape[axis] // (gates * rows), [name])
+        unit = self._units.get(name, (1, 1))
+        group = self._written(name, output.shape[axis] // prod(unit))
+        group.is_transposed |= isinstance(layer, Transposed)
         if name in self._units:
-            group.units[name] = gates, rows
-        self._all.append(group)
-        position = Position(axis, rows, gates)
-        self._tags[id(output)] = output, Tag(group, position, group.channels)
+            group.units.setdefault(name, unit)
+        gates, rows = group.units.get(name, unit)
+        self._tags[id(output)] = output, Tag(group, Position(axis, rows, gates), group.channels)
+
+    def _written(self, name: str, channels: int) -> TracedGroup:
+        """The group that a layer writes, of so many channels in its first call."""
+        if (name, True) not in self._ends:
+            self._ends[name, True] = TracedGroup(channels, [name])
+            self._all.append(self._ends[name, True])
+        return self._root(self._ends[name, True])
 
     def _recurrent_owner(self, inputs: list[Tensor]) -> tuple[str, nn.RNNBase] | None:
         """The recurrent layer whose parameters are among the inputs of a function."""
@@ -259,13 +285,12 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """A recurrent layer: mixes the channels that it reads, and writes its hidden units."""
         name, layer = owner
-        self.calls[name] += 1
         for tag in tags:
             tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
-        group = TracedGroup(layer.hidden_size, [name], is_recurrent=True)
+        group = self._written(name, layer.hidden_size)
+        group.is_recurrent = True
         if layer.bidirectional or layer.proj_size:
             group.reason = "it has two directions, or projects its hidden units"
-        self._all.append(group)
         for x in outputs:
             self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1), group.channels)
 
@@ -274,8 +299,7 @@ class Recorder(TorchFunctionMode):
         owners = {self._owners[id(x)] for x in inputs if id(x) in self._owners}
         for name, module in owners:
             if isinstance(module, BatchNorm) and tag.is_plain and not tag.group.units:
-                self.calls[name] += 1
-                tag.group.companions.append(name)
+                self._note_companion(tag.group, name)
             elif any(
                 _is_per_channel(x, source, tag.position.axis, function)
                 for x in inputs
@@ -283,6 +307,12 @@ class Recorder(TorchFunctionMode):
             ):
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
+
+    def _note_companion(self, group: TracedGroup, name: str) -> None:
+        """Note a module that has parameters per channel."""
+        group = self._end(name, False, group)
+        if name not in group.companions:
+            group.companions.append(name)
 
     def _locations(
         self,
@@ -298,7 +328,7 @@ class Recorder(TorchFunctionMode):
         joint = len(set(groups)) > 1
         for group in groups if joint else ():
             factor, remainder = divmod(group.channels, channels)
-            is_fixed = group.companions or group.is_recurrent
+            is_fixed = group.companions or group.is_recurrent or group.is_transposed
             if remainder or group.parts or (factor > 1 and is_fixed):
                 return [None]
         starts = [
@@ -312,7 +342,8 @@ class Recorder(TorchFunctionMode):
         group, (x, start) = groups[0], starts[0]
         gates, rows = self._units.get(group.writers[0], (1, 1)) if group.writers else (1, 0)
         # Only where the rows of the layer still lie as it wrote them.
-        if None in locations and len(sources) == 1 and start.block == rows:
+        is_layout = len(sources) == 1 and start.block == rows and not group.is_transposed
+        if None in locations and is_layout:
             group.options += units_behind(func, args, kwargs, x, start, channels, gates)
         return locations
 

@@ -15,7 +15,8 @@ from esper.kasmina.attention_heads import head_attributes, head_counts
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
 
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
@@ -99,11 +100,12 @@ def widen(
         for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                end = ends[name] if name in group.companions else len(x)
+                end = ends[name] if name in group.companions else len(rows_first(module, x))
                 gates[module] = max(group.unit(name)[0], gates_of(module))
-                value = _longer(module, key, x.detach(), entry.to(x), end, gates[module])
-                _replace(change, module, key, value)
-                change.ends[module, key] = end, *x.shape[1:2]
+                old = rows_first(module, x.detach())
+                value = _longer(module, key, old, entry.to(x), end, gates[module])
+                _replace(change, module, key, rows_first(module, value))
+                change.ends[module, key] = end, *old.shape[1:2]
         _join_weights(module)
         outputs, inputs = size_names(module)
         # Of a depthwise convolution, inputs and groups are the channels too.
@@ -113,10 +115,11 @@ def widen(
             _resize_attribute(change, module, attribute, size)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
-        weight = module.get_parameter("weight")
+        weight = rows_first(module, module.get_parameter("weight"))
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
         end = block * ends[name]
-        _replace(change, module, "weight", _insert(weight, zeros, end, axis=1))
+        value = rows_first(module, _insert(weight, zeros, end, axis=1))
+        _replace(change, module, "weight", value)
         change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
         attribute = size_names(module)[1]
         size = getattr(module, attribute) + block * new.count
@@ -132,6 +135,8 @@ def widen(
             if before in change.states:
                 del optimizer.state[before]
                 ends_of = change.ends[module, key]
+                if rows_first(module, before) is not before:
+                    ends_of = ends_of[::-1]
                 state = _padded_state(
                     change.states[before], before, after, gates.get(module, 1), ends_of
                 )
@@ -174,7 +179,8 @@ def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewCha
         module = model.get_submodule(name)
         unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
         for key, x in _tensors_of(module):
-            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *x.shape[1:]))
+            shape = rows_first(module, x).shape[1:]
+            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *shape))
     return NewChannels(entries, count)
 
 
@@ -192,12 +198,18 @@ SIZES: dict[type[nn.Module], tuple[str, str]] = {
     **dict.fromkeys(get_args(BatchNorm), ("num_features", "num_features")),
     nn.RNNBase: ("hidden_size", "hidden_size"),
 }
-"""Attributes that hold the length of the first and of the second axis of a weight."""
+"""Attributes that hold how many channels a layer writes, and how many it reads."""
 
 
 def size_names(module: nn.Module) -> tuple[str, ...]:
     """The attributes of a layer in ``SIZES``; none if it is another module."""
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+
+
+def rows_first(module: nn.Module, x: Tensor) -> Tensor:
+    """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
+    swaps = isinstance(module, Transposed) and module.groups == 1 and x.ndim > 2
+    return x.transpose(0, 1) if swaps else x
 
 
 def gates_of(module: nn.Module) -> int:
@@ -254,8 +266,9 @@ def resize(
                 module.hidden_size = like.shape[1]
             if key in ("weight", "running_mean"):
                 depthwise = getattr(module, "groups", 1) > 1
+                sizes = like.shape if depthwise else rows_first(module, like).shape
                 for axis, attribute in enumerate(attributes[: like.ndim]):
-                    setattr(module, attribute, like.shape[0 if depthwise else axis])
+                    setattr(module, attribute, sizes[0 if depthwise else axis])
                 if depthwise:
                     module.groups = like.shape[0]
         _join_weights(module)

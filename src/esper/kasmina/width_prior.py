@@ -74,7 +74,8 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
             extra = count * prod(group.unit(name))
             rows[name] = rows.get(name, 1.0) + extra / getattr(layer, size_names(layer)[0])
         for name, block in group.readers.items():
-            size = model.get_submodule(name).get_parameter("weight").shape[1]
+            layer = model.get_submodule(name)
+            size = getattr(layer, size_names(layer)[1])
             columns[name] = columns.get(name, 1.0) + count * block / size
     total = parameter_count(model)
     for name in rows.keys() | columns.keys():

@@ -24,6 +24,7 @@ from esper.kasmina.wider_layers import (
     channel_count,
     end_of,
     reads_itself,
+    rows_first,
     widen,
     zero_channels,
 )
@@ -202,7 +203,8 @@ class _Reader:
         # Of a concatenation, what is of the group.
         end = end_of(model, group, name)
         columns = slice((end - channel_count(model, group)) * block, end * block)
-        inputs, gradient = inputs[:, columns], weight.grad.double()[:, columns]
+        gradient = rows_first(layer, weight.grad).double()[:, columns]
+        inputs = inputs[:, columns]
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
         count = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
@@ -212,7 +214,7 @@ class _Reader:
         number, block = channels * self.variables, block // self.variables
         entries = entries.view(len(entries), number, block).movedim(1, 2).reshape(-1, number)
         self.covariance = entries.T @ entries / len(entries)
-        gradient = gradient.reshape(weight.shape[0], number, block, -1)
+        gradient = gradient.reshape(len(gradient), number, block, -1)
         self.gradient = gradient.movedim(1, -1).reshape(-1, number) / count
         self.remainder = outputs / count
 
