@@ -234,6 +234,12 @@ def sequences() -> nn.Module:
     )  # fmt: skip
 
 
+def spectral() -> nn.Module:
+    """A layer behind one whose weight changes whenever it is read in training."""
+    first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+    return nn.Sequential(first, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
 def decoder() -> nn.Module:
     """Transposed convolutions along time."""
     return nn.Sequential(
@@ -290,6 +296,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
+    "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "decoder": (decoder, lambda: torch.randn(8, 3, 5), ("0", "3")),
     "unet": (Unet, lambda: torch.randn(8, 1, 8, 8), ("down", "inside", "up")),
     "unrolled": (

@@ -16,7 +16,7 @@ _LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 def head_attributes(module: nn.Module) -> list[str]:
     """Names of the attributes that count the heads of a module, and of those that are the size of a
     layer, as the width of all heads; none of a module without heads."""
-    sizes = {size for layer in _layers(module).values() for size in layer.weight.shape[:2]}
+    sizes = {size for layer in _layers(module).values() for size in _sizes(layer)}
     numbers = {name: value for name, value in vars(module).items() if type(value) is int}
     counts = [name for name in numbers if _counts_heads(name)]
     return counts and [n for n, value in numbers.items() if n in counts or value in sizes]
@@ -50,8 +50,8 @@ def head_counts(
         ]
         if factor is None or not ends:
             continue
-        widths = {layers[name].weight.shape[0] for name in wider[: ends[-1]]}
-        widths |= {layers[name].weight.shape[1] for name in wider[ends[-1] :]}
+        widths = {_sizes(layers[name])[0] for name in wider[: ends[-1]]}
+        widths |= {_sizes(layers[name])[1] for name in wider[ends[-1] :]}
         for name in names:
             later = getattr(module, name) * factor
             if later.denominator == 1 and (_counts_heads(name) or getattr(module, name) in widths):
@@ -61,6 +61,16 @@ def head_counts(
 def _layers(module: nn.Module) -> dict[str, _LAYERS]:
     """The linear layers and convolutions of a module, by name."""
     return {name: x for name, x in module.named_modules() if isinstance(x, _LAYERS)}
+
+
+def _sizes(layer: _LAYERS) -> tuple[int, int]:
+    """How many channels a layer writes, and how many it reads.
+
+    Its weight is not asked for: that of a spectral norm changes when it is.
+    """
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    return layer.out_channels, layer.in_channels
 
 
 def _counts_heads(name: str) -> bool:

@@ -241,7 +241,7 @@ def resize(
     names, later = [], {}
     ratios: tuple[dict[str, Fraction], ...] = {}, {}
     for name, module in model.named_modules():
-        weight, like = getattr(module, "weight", None), state.get(f"{name}.weight")
+        weight, like = module._parameters.get("weight"), state.get(f"{name}.weight")
         if isinstance(weight, Tensor) and isinstance(like, Tensor) and weight.ndim > 1:
             for of_axis, size, wide in zip(ratios, weight.shape, like.shape, strict=False):
                 if size != wide:
