@@ -46,7 +46,7 @@ from esper_lab.data import mnist1d
 
 EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
 RATES = (0.003, 0.01, 0.03)
-TUNING, SEEDS = range(100, 105), range(10)
+TUNING, SEEDS, MORE_SEEDS = range(100, 105), range(10), range(200, 260)
 SWEEP = (1, 2, 4, 6)
 EXTRA = (3, 6, 12, 24)
 SHARES = {"mild": 0.6, "shrunk": 0.3}
@@ -334,6 +334,18 @@ def fresh(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
     }
 
 
+def repeated(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
+    """The grown network and the static one of its size, on more seeds that none was tuned on."""
+
+    def arm(times: float, policy: str, seed: int, rate: float) -> dict[str, float]:
+        return host.train(host.build(times, seed), seed, policy, EPOCHS, rate)
+
+    return {
+        "grown": tuned(partial(arm, 1, "widen"), MORE_SEEDS),
+        "static": tuned(partial(arm, factor, "never"), MORE_SEEDS),
+    }
+
+
 def by_gromo(host: Host) -> list[dict[str, float]]:
     """The perceptron grown by gromo to at most the size of the grown one."""
 
@@ -484,6 +496,23 @@ def fresh_page(work: Path) -> list[str]:
     ]
 
 
+def repeated_page(work: Path) -> list[str]:
+    """The table of the grown and the static network on more seeds."""
+    rows = []
+    for name, host in HOSTS.items():
+        make = partial(repeated, host, GROWN.get(name, 8))
+        arms = kept(work / f"repeated-{name}.json", make)
+        rates = [str(arms[arm][0]["rate"]) for arm in ("grown", "static")]
+        cells = [mean(of(arms[arm])) for arm in ("grown", "static")]
+        rows.append((name, *cells, *rates, difference(arms["grown"], arms["static"])))
+    heads = ("host", "grown", "static, the grown size", "rate", "rate", "grown − static")
+    return [
+        f"## The same with {len(MORE_SEEDS)} seeds\n\nSeeds of which the table above has none, "
+        "with rates tuned as there.",
+        table(heads, rows),
+    ]
+
+
 def gromo_page(work: Path) -> list[str]:
     """The table of the perceptrons beside gromo."""
     rows = []
@@ -572,6 +601,7 @@ DEEP: dict[str, Any] = {
 }
 PARTS = {
     "fresh": fresh_page,
+    "repeated": repeated_page,
     "gromo": gromo_page,
     "trained": trained_page,
     "deep": deep_page,
