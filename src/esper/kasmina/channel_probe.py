@@ -51,8 +51,8 @@ def positions(
         channels: number of channels.
     """
     generator = torch.Generator().manual_seed(0)
-    draws = [torch.randn(x.shape, generator=generator).abs() for x, _ in sources]
     # Of either sign, so that no activation function maps both to the same value.
+    draws = (torch.randn(x.shape, generator=generator).abs() for x, _ in sources)
     bases = [draw.to(x.device, x.dtype) for draw, (x, _) in zip(draws, sources, strict=True)]
 
     def outputs(values: Sequence[Tensor]) -> list[Tensor]:

@@ -16,7 +16,8 @@ from esper.kasmina.wider_layers import BatchNorm, Convolution, Transposed
 _LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
-_BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm"}
+_BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm", "masked_fill", "where"}
+_BROADCASTS |= {"scaled_dot_product_attention"}
 """Functions that lay a parameter along the last axes of an activation."""
 _SOFTMAX = {"softmax", "scaled_dot_product_attention"}
 _CONCATENATIONS = {"cat", "concat", "concatenate"}
@@ -45,8 +46,8 @@ class TracedGroup:
     layouts: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
     attends: bool = False
-    is_recurrent: bool = False
-    is_transposed: bool = False
+    is_rigid: bool = False
+    """Whether rows of a writer cannot be taken together."""
     options: list[Unit] = field(default_factory=list)
     """Of a group that a function mixes: units of its rows that the function keeps apart."""
 
@@ -57,9 +58,8 @@ class TracedGroup:
         self.writers += other.writers
         self.units |= other.units
         self.attends |= other.attends
-        self.is_recurrent |= other.is_recurrent
-        self.is_transposed |= other.is_transposed
-        self.companions += [name for name in other.companions if name not in self.companions]
+        self.is_rigid |= other.is_rigid
+        self.companions = [*dict.fromkeys(self.companions + other.companions)]
         self.readers |= other.readers
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
@@ -262,7 +262,7 @@ class Recorder(TorchFunctionMode):
                 tag.group.is_mixed = True
         unit = self._units.get(name, (1, 1))
         group = self._written(name, output.shape[axis] // prod(unit))
-        group.is_transposed |= isinstance(layer, Transposed)
+        group.is_rigid |= isinstance(layer, Transposed)
         if name in self._units:
             group.units.setdefault(name, unit)
         gates, rows = group.units.get(name, unit)
@@ -288,7 +288,7 @@ class Recorder(TorchFunctionMode):
         for tag in tags:
             tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
         group = self._written(name, layer.hidden_size)
-        group.is_recurrent = True
+        group.is_rigid = True
         if layer.bidirectional or layer.proj_size:
             group.reason = "it has two directions, or projects its hidden units"
         for x in outputs:
@@ -311,8 +311,7 @@ class Recorder(TorchFunctionMode):
     def _note_companion(self, group: TracedGroup, name: str) -> None:
         """Note a module that has parameters per channel."""
         group = self._end(name, False, group)
-        if name not in group.companions:
-            group.companions.append(name)
+        group.companions = [*dict.fromkeys([*group.companions, name])]
 
     def _locations(
         self,
@@ -328,8 +327,8 @@ class Recorder(TorchFunctionMode):
         joint = len(set(groups)) > 1
         for group in groups if joint else ():
             factor, remainder = divmod(group.channels, channels)
-            is_fixed = group.companions or group.is_recurrent or group.is_transposed
-            if remainder or group.parts or (factor > 1 and is_fixed):
+            is_rigid = factor > 1 and (group.companions or group.is_rigid)
+            if remainder or group.parts or is_rigid:
                 return [None]
         starts = [
             (x, tags[id(x)].position.coarse(tags[id(x)].channels // channels)) for x in sources
@@ -342,7 +341,7 @@ class Recorder(TorchFunctionMode):
         group, (x, start) = groups[0], starts[0]
         gates, rows = self._units.get(group.writers[0], (1, 1)) if group.writers else (1, 0)
         # Only where the rows of the layer still lie as it wrote them.
-        is_layout = len(sources) == 1 and start.block == rows and not group.is_transposed
+        is_layout = len(sources) == 1 and start.block == rows and not group.is_rigid
         if None in locations and is_layout:
             group.options += units_behind(func, args, kwargs, x, start, channels, gates)
         return locations

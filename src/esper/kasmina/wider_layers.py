@@ -90,11 +90,10 @@ def widen(
     """
     change, gates = Widening(optimizer=optimizer), dict[nn.Module, int]()
     ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
-    channels = channel_count(model, group)
-    ratio = Fraction(channels + new.count, channels)
+    ratio = 1 + Fraction(new.count, channel_count(model, group))
     ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
     for module, key, size in list(head_counts(model, *ratios)):
-        _resize_attribute(change, module, key, size)
+        _add(change, module, key, size - getattr(module, key))
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
         for key, x in _tensors_of(module):
@@ -111,8 +110,7 @@ def widen(
         # Of a depthwise convolution, inputs and groups are the channels too.
         depthwise = name in group.companions and inputs != outputs
         for attribute in (outputs, inputs, "groups") if depthwise else (outputs,):
-            size = getattr(module, attribute) + prod(group.unit(name)) * new.count
-            _resize_attribute(change, module, attribute, size)
+            _add(change, module, attribute, prod(group.unit(name)) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         weight = rows_first(module, module.get_parameter("weight"))
@@ -121,9 +119,7 @@ def widen(
         value = rows_first(module, _insert(weight, zeros, end, axis=1))
         _replace(change, module, "weight", value)
         change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
-        attribute = size_names(module)[1]
-        size = getattr(module, attribute) + block * new.count
-        _resize_attribute(change, module, attribute, size)
+        _add(change, module, size_names(module)[1], block * new.count)
     if optimizer is not None:
         change.states = {
             before: optimizer.state[before]
@@ -179,8 +175,7 @@ def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewCha
         module = model.get_submodule(name)
         unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
         for key, x in _tensors_of(module):
-            shape = rows_first(module, x).shape[1:]
-            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *shape))
+            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *rows_first(module, x).shape[1:]))
     return NewChannels(entries, count)
 
 
@@ -376,10 +371,11 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     change.exchanges.append((module, name, before, after))
 
 
-def _resize_attribute(change: Widening, module: nn.Module, name: str, size: int) -> None:
-    """Set an attribute that holds a size."""
-    change.sizes.append((module, name, getattr(module, name)))
-    setattr(module, name, size)
+def _add(change: Widening, module: nn.Module, name: str, count: int) -> None:
+    """Add to an attribute that holds a size."""
+    size = getattr(module, name)
+    change.sizes.append((module, name, size))
+    setattr(module, name, size + count)
 
 
 def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:

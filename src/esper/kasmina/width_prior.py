@@ -1,13 +1,13 @@
 """How much wider the layers of a module become: what that gains on the mean, and what it costs."""
 
 from collections.abc import Collection, Mapping
-from math import log, prod
+from math import log
 
 import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import parameter_count, reads_itself, size_names
+from esper.kasmina.wider_layers import channel_count, parameter_count, reads_itself, size_names
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
 """How many times as wide a layer may become."""
@@ -70,9 +70,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     columns: dict[str, float] = {}
     for group, count in counts.items():
         for name in (*group.writers, *group.companions):
-            layer = model.get_submodule(name)
-            extra = count * prod(group.unit(name))
-            rows[name] = rows.get(name, 1.0) + extra / getattr(layer, size_names(layer)[0])
+            rows[name] = rows.get(name, 1.0) + count / channel_count(model, group, name)
         for name, block in group.readers.items():
             layer = model.get_submodule(name)
             size = getattr(layer, size_names(layer)[1])

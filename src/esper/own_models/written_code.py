@@ -34,9 +34,12 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
         for key, size in sizes.items():
             setattr(layer, key, size)
         for tensors in (layer._parameters, layer._buffers):
-            for key in [key for key, x in tensors.items() if x is not None]:
-                value = torch.empty_like(state.get(f"{name}.{key}", tensors[key]))
-                is_parameter = isinstance(tensors[key], nn.Parameter)
+            for key, before in list(tensors.items()):
+                value = state.get(f"{name}.{key}")
+                if before is None or value is None or value.shape == before.shape:
+                    continue
+                is_parameter = isinstance(before, nn.Parameter)
+                value = torch.empty_like(value)
                 setattr(layer, key, nn.Parameter(value) if is_parameter else value)
     model.load_state_dict(state)
     return model
