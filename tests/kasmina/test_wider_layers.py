@@ -428,6 +428,8 @@ class Narrow(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.heads, self.inner, self.width = 2, 6, 8
+        self.function = nn.Identity()
+        self.function.heads = 2  # a module that counts heads and has no layers
         self.layers = nn.ModuleList([nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 8)])
 
 

@@ -16,10 +16,11 @@ _LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 def head_attributes(module: nn.Module) -> list[str]:
     """Names of the attributes that count the heads of a module, and of those that are the size of a
     layer, as the width of all heads; none of a module without heads."""
-    sizes = {size for layer in _layers(module).values() for size in _sizes(layer)}
     numbers = {name: value for name, value in vars(module).items() if type(value) is int}
     counts = [name for name in numbers if _counts_heads(name)]
-    return counts and [n for n, value in numbers.items() if n in counts or value in sizes]
+    layers = _layers(module).values() if counts else ()
+    sizes = {size for layer in layers for size in _sizes(layer)}
+    return [name for name, value in numbers.items() if name in counts or value in sizes]
 
 
 def head_counts(
@@ -41,7 +42,7 @@ def head_counts(
     for prefix, module in model.named_modules():
         layers = {f"{prefix}.{name}".lstrip("."): x for name, x in _layers(module).items()}
         names, wider = head_attributes(module), list(layers)
-        factor = rows.get(wider[0]) if names else None
+        factor = rows.get(wider[0]) if names and wider else None
         ends = [
             end
             for end in range(1, len(wider))
@@ -76,5 +77,4 @@ def _sizes(layer: _LAYERS) -> tuple[int, int]:
 def _counts_heads(name: str) -> bool:
     """Whether an attribute of this name holds a number of heads."""
     words = name.lower()
-    is_of_one = any(word in words for word in _OF_ONE_HEAD)
-    return words in ("h", "nh") or ("head" in words and not is_of_one)
+    return words in ("h", "nh") or ("head" in words and not any(x in words for x in _OF_ONE_HEAD))
