@@ -249,6 +249,15 @@ def decoder() -> nn.Module:
     )  # fmt: skip
 
 
+def groups() -> nn.Module:
+    """Convolutions in groups, one of which writes more than it reads, and a norm of maps."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=4), nn.ReLU(),
+        nn.BatchNorm2d(8), nn.Conv2d(8, 6, 1), nn.ConvTranspose2d(6, 12, 2, groups=3), nn.ReLU(),
+        nn.Flatten(), nn.BatchNorm1d(12 * 25), nn.Linear(12 * 25, 3),
+    )  # fmt: skip
+
+
 def multilayer() -> nn.Module:
     """A perceptron with dropout."""
     return nn.Sequential(
@@ -298,6 +307,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
+    "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),
     "decoder": (decoder, lambda: torch.randn(8, 3, 5), ("0", "3")),
     "unet": (Unet, lambda: torch.randn(8, 1, 8, 8), ("down", "inside", "up")),
     "unrolled": (

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina import wider_layers
 from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.wider_groups import wider_groups
@@ -26,16 +27,8 @@ def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str
 
 def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChannels:
     """Channels that differ from those that are there."""
-    entries = {}
-    for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        is_recurrent = isinstance(module, nn.RNNBase)
-        unit = (gates_of(module),) if is_recurrent else group.units.get(name, ())
-        for key, x in (*module._parameters.items(), *module._buffers.items()):
-            if x is not None and x.ndim:
-                shape = rows_first(module, x).shape[1:]
-                entries[f"{name}.{key}"] = torch.rand((count, *unit, *shape)) + 0.1
-    return NewChannels(entries, count)
+    zeros = wider_layers.zero_channels(model, group, count).entries
+    return NewChannels({name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}, count)
 
 
 def logits(model: nn.Module, x: Tensor) -> Tensor:
@@ -92,7 +85,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
     for group in groups:
         sizes = layer_sizes(model)[group.writers[0]]
-        rows = prod(group.unit(group.writers[0]))
+        rows = prod(group.units.get(group.writers[0], ()))
         assert next(iter(sizes.values())) == rows * (group.channels + 3)
     readers = {name for group in groups for name in group.readers}
     layers = {name: model.get_submodule(name) for name in readers}
@@ -125,7 +118,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
 
 
 @pytest.mark.parametrize(
-    "host", ["perceptron", "tagger", "reader", "attention", "fused", "decoder"]
+    "host", ["perceptron", "tagger", "reader", "attention", "fused", "decoder", "groups"]
 )
 @pytest.mark.parametrize(
     "kind",
@@ -175,6 +168,7 @@ OLD_ENTRIES = {
     },
 }
 """Where the old rows of companions, or columns of readers, lie after two new channels a group."""
+TRANSPOSED = nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 4, 1), nn.Conv1d(4, 4, 1, groups=2)
 
 
 @pytest.mark.parametrize("host", OLD_ENTRIES)
@@ -333,11 +327,8 @@ class FixedSize(NormSum):
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
         (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 2)), "0", "parameters of 1"),
-        (
-            nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2)),
-            "0",
-            "frozen",
-        ),
+        (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0", "frozen"),
+        (nn.Sequential(*TRANSPOSED), "1", "2 reads it in groups"),
     ],
 )
 def test_what_cannot_be_widened_is_refused_by_name(
@@ -406,7 +397,7 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     before = layer_sizes(model)["inner"]
     assert before == {"num_heads": 3, "inner": 12}
     group = groups_of(model, words())[0][0]
-    assert (group.noun, group.channels, group.width, group.unit("inner.qkv")) == (
+    assert (group.noun, group.channels, group.width, group.units["inner.qkv"]) == (
         "heads",
         3,
         12,

@@ -2,7 +2,7 @@
 
 A forward pass is recorded, function by function. A linear layer, a convolution or a recurrent layer
 *writes* channels; whatever computes each channel from itself alone (activations, pooling, reshapes,
-batch norms, depthwise convolutions) passes them on; a linear layer or a convolution behind it
+batch norms, convolutions in groups) passes them on; a linear layer or a convolution behind it
 *reads* them. Functions of two activations tie their channels, and so does a layer that is called
 more than once; in a concatenation each group keeps its place. Where a function mixes the channels
 of a layer, such as attention or a gated unit, larger *units* of its rows are tried: heads, or pairs
@@ -28,7 +28,7 @@ class ChannelGroup:
     Attributes:
         channels: their number.
         writers: names of the layers that compute them; those of a residual stream are several.
-        companions: names of batch norms and depthwise convolutions with parameters per channel.
+        companions: names of batch norms and convolutions in groups with parameters per channel.
         readers: by the name of each layer that reads them, how many of its inputs belong to one
             channel: several after a convolution that is flattened.
         units: by the name of a writer that has several rows per channel, of how many gates they
@@ -62,9 +62,9 @@ class ChannelGroup:
         """Channels, each counted as often as the widest of its writers has rows side by side."""
         return self.channels * max((rows for _, rows in self.units.values()), default=1)
 
-    def unit(self, writer: str) -> Unit:
-        """Gates of a channel of a writer, and rows side by side in each."""
-        return self.units.get(writer, (1, 1))
+    def rows(self, layer: str, size: int, channels: int) -> int:
+        """How many of ``size`` entries of a writer or companion belong to one of the channels."""
+        return 1 if layer in self.layouts else size // channels
 
 
 MOST_PASSES = 12
@@ -107,14 +107,9 @@ def channel_groups(
     wide, reasons = [], {}
     for group in groups:
         result = ChannelGroup(
-            group.channels,
-            tuple(group.writers),
-            tuple(group.companions),
-            group.readers,
-            group.layouts,
-            group.units,
-            group.attends,
-        )
+            group.channels, tuple(group.writers), tuple(group.companions), group.readers,
+            group.layouts, group.units, group.attends,
+        )  # fmt: skip
         if group.reason:
             reasons[result.name] = group.reason
         else:

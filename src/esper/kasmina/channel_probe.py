@@ -34,11 +34,7 @@ class Position:
 
 
 def positions(
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    sources: Sequence[tuple[Tensor, Position]],
-    channels: int,
+    func: Any, args: Any, kwargs: Any, sources: Sequence[tuple[Tensor, Position]], channels: int
 ) -> list[Position | None]:
     """Where the channels lie in each output of a function; None where it mixes them.
 
@@ -84,13 +80,7 @@ def positions(
 
 
 def units_behind(
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    x: Tensor,
-    position: Position,
-    channels: int,
-    gates: int,
+    func: Any, args: Any, kwargs: Any, x: Tensor, position: Position, channels: int, gates: int
 ) -> list[tuple[int, int]]:
     """Units of several rows of a layer that a function keeps apart which mixes its rows.
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -87,6 +87,11 @@ class Tag:
     def is_plain(self) -> bool:
         """Whether each channel is one entry of the axis."""
         return (self.position.block, self.position.gates) == (1, 1)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the entries of each channel lie side by side, and are its only ones."""
+        return self.is_plain or (self.position.gates == 1 and not self.group.parts)
 
 
 class Recorder(TorchFunctionMode):
@@ -244,13 +249,8 @@ class Recorder(TorchFunctionMode):
         is_linear = isinstance(layer, nn.Linear)
         axis = output.ndim - 1 if is_linear else output.ndim - layer.weight.ndim + 1
         if not is_linear and layer.groups > 1:
-            depthwise = layer.groups == layer.in_channels == layer.out_channels
-            plain = tag is not None and tag.is_plain and not tag.group.units
-            if tag is not None and depthwise and plain and tag.position.axis == axis:
-                self._note_companion(tag.group, name)
-                self._tags[id(output)] = output, tag
-            elif tag is not None:
-                tag.group.reason = f"{name} reads it in groups"
+            if tag is not None:
+                self._grouped(name, layer, tag, axis, output)
             return
         if tag is not None:
             if (tag.position.axis, tag.position.gates) == (axis, 1):
@@ -267,6 +267,19 @@ class Recorder(TorchFunctionMode):
             group.units.setdefault(name, unit)
         gates, rows = group.units.get(name, unit)
         self._tags[id(output)] = output, Tag(group, Position(axis, rows, gates), group.channels)
+
+    def _grouped(self, name: str, layer: Any, tag: Tag, axis: int, output: Tensor) -> None:
+        """A convolution in groups, each of which becomes a channel or a part of one."""
+        group, channels = tag.group, gcd(tag.channels, layer.groups)
+        block = output.shape[axis] // channels
+        is_fixed = group.is_rigid or bool(group.parts) or channels == 1
+        is_alike = channels == tag.channels and (block == 1 or not group.parts)
+        if tag.position.axis != axis or not tag.is_contiguous or (is_fixed and not is_alike):
+            group.reason = f"{name} reads it in groups"
+            return
+        group.coarsen(channels)
+        self._note_companion(group, name)
+        self._tags[id(output)] = output, Tag(group, Position(axis, block), channels)
 
     def _written(self, name: str, channels: int) -> TracedGroup:
         """The group that a layer writes, of so many channels in its first call."""
@@ -296,15 +309,11 @@ class Recorder(TorchFunctionMode):
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""
-        owners = {self._owners[id(x)] for x in inputs if id(x) in self._owners}
-        for name, module in owners:
-            if isinstance(module, BatchNorm) and tag.is_plain and not tag.group.units:
+        for x in (x for x in inputs if id(x) in self._owners):
+            name, module = self._owners[id(x)]
+            if isinstance(module, BatchNorm) and tag.is_contiguous:
                 self._note_companion(tag.group, name)
-            elif any(
-                _is_per_channel(x, source, tag.position.axis, function)
-                for x in inputs
-                if id(x) in self._owners
-            ):
+            elif _is_per_channel(x, source, tag.position.axis, function):
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
 
@@ -314,12 +323,7 @@ class Recorder(TorchFunctionMode):
         group.companions = [*dict.fromkeys([*group.companions, name])]
 
     def _locations(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        sources: list[Tensor],
-        tags: Mapping[int, Tag],
+        self, func: Any, args: Any, kwargs: Any, sources: list[Tensor], tags: Mapping[int, Tag]
     ) -> list[Position | None]:
         """Where the channels of the inputs lie in each output; None where they are mixed."""
         groups = [tags[id(x)].group for x in sources]
@@ -327,8 +331,7 @@ class Recorder(TorchFunctionMode):
         joint = len(set(groups)) > 1
         for group in groups if joint else ():
             factor, remainder = divmod(group.channels, channels)
-            is_rigid = factor > 1 and (group.companions or group.is_rigid)
-            if remainder or group.parts or is_rigid:
+            if remainder or group.parts or (factor > 1 and group.is_rigid):
                 return [None]
         starts = [
             (x, tags[id(x)].position.coarse(tags[id(x)].channels // channels)) for x in sources

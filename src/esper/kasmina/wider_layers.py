@@ -90,27 +90,26 @@ def widen(
     """
     change, gates = Widening(optimizer=optimizer), dict[nn.Module, int]()
     ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
-    ratio = 1 + Fraction(new.count, channel_count(model, group))
+    channels = channel_count(model, group)
+    ratio = 1 + Fraction(new.count, channels)
     ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
     for module, key, size in list(head_counts(model, *ratios)):
         _add(change, module, key, size - getattr(module, key))
     for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
+        module, is_writer = model.get_submodule(name), name in group.writers
         for key, x in _tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
-                end = ends[name] if name in group.companions else len(rows_first(module, x))
-                gates[module] = max(group.unit(name)[0], gates_of(module))
                 old = rows_first(module, x.detach())
+                end = len(old) if is_writer or name not in group.layouts else ends[name]
+                gates[module] = max(group.units.get(name, (1, 1))[0], gates_of(module))
                 value = _longer(module, key, old, entry.to(x), end, gates[module])
                 _replace(change, module, key, rows_first(module, value))
                 change.ends[module, key] = end, *old.shape[1:2]
         _join_weights(module)
-        outputs, inputs = size_names(module)
-        # Of a depthwise convolution, inputs and groups are the channels too.
-        depthwise = name in group.companions and inputs != outputs
-        for attribute in (outputs, inputs, "groups") if depthwise else (outputs,):
-            _add(change, module, attribute, prod(group.unit(name)) * new.count)
+        for attribute in size_names(module)[:1] if is_writer else {*size_names(module), "groups"}:
+            if size := getattr(module, attribute, 0):
+                _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         weight = rows_first(module, module.get_parameter("weight"))
@@ -121,15 +120,10 @@ def widen(
         change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
         _add(change, module, size_names(module)[1], block * new.count)
     if optimizer is not None:
-        change.states = {
-            before: optimizer.state[before]
-            for _, _, before, _ in change.exchanges
-            if before in optimizer.state
-        }
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
-            if before in change.states:
-                del optimizer.state[before]
+            if before in optimizer.state:
+                change.states[before] = optimizer.state.pop(before)
                 ends_of = change.ends[module, key]
                 if rows_first(module, before) is not before:
                     ends_of = ends_of[::-1]
@@ -159,7 +153,7 @@ def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> 
     name = writer or group.writers[0]
     module = model.get_submodule(name)
     size: int = getattr(module, size_names(module)[0])
-    return size // prod(group.unit(name))
+    return size // prod(group.units.get(name, ()))
 
 
 def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
@@ -170,12 +164,15 @@ def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
 
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
     """So many channels of zeros."""
-    entries = {}
+    entries, channels = {}, channel_count(model, group)
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
         unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
         for key, x in _tensors_of(module):
-            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *rows_first(module, x).shape[1:]))
+            size, *columns = rows_first(module, x).shape
+            if name in group.companions and (rows := group.rows(name, size, channels)) > 1:
+                unit = 1, rows
+            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *columns))
     return NewChannels(entries, count)
 
 
@@ -260,12 +257,12 @@ def resize(
             if key == "weight_hh_l0":
                 module.hidden_size = like.shape[1]
             if key in ("weight", "running_mean"):
-                depthwise = getattr(module, "groups", 1) > 1
-                sizes = like.shape if depthwise else rows_first(module, like).shape
-                for axis, attribute in enumerate(attributes[: like.ndim]):
-                    setattr(module, attribute, sizes[0 if depthwise else axis])
-                if depthwise:
-                    module.groups = like.shape[0]
+                sizes = list(rows_first(module, like).shape)
+                if getattr(module, "groups", 1) > 1:
+                    attributes = (*attributes, "groups")
+                    sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
+                for attribute, size in zip(attributes, sizes, strict=False):
+                    setattr(module, attribute, size)
         _join_weights(module)
     if optimizer is not None:
         _exchange(optimizer, later)

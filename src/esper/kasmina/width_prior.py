@@ -69,8 +69,12 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     rows: dict[str, float] = {}
     columns: dict[str, float] = {}
     for group, count in counts.items():
+        channels = channel_count(model, group)
         for name in (*group.writers, *group.companions):
-            rows[name] = rows.get(name, 1.0) + count / channel_count(model, group, name)
+            layer = model.get_submodule(name)
+            size = getattr(layer, size_names(layer)[0])
+            new = count * group.rows(name, size, channels)
+            rows[name] = rows.get(name, 1.0) + new / size
         for name, block in group.readers.items():
             layer = model.get_submodule(name)
             size = getattr(layer, size_names(layer)[1])

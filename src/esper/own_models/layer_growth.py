@@ -146,11 +146,7 @@ class LayerGrowth:
             )
         return changes
 
-    def _structure(
-        self,
-        batches: Batches,
-        search: Callable[..., Structure],
-    ) -> Structure:
+    def _structure(self, batches: Batches, search: Callable[..., Structure]) -> Structure:
         """What a search finds in the module by its forward pass on a few samples."""
         inputs = batches[0][0]
         args, kwargs = as_arguments(first_samples(inputs, SAMPLES, sample_count(inputs)))

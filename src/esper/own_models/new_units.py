@@ -140,9 +140,11 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     for name in group.companions:
         module = model.get_submodule(name)
         if isinstance(module, BatchNorm) and module.running_mean is not None:
-            end = end_of(model, group, name)
             for key in ("running_mean", "running_var"):
-                entries[f"{name}.{key}"] = module.get_buffer(key)[end - new.count : end].clone()
+                like = entries[f"{name}.{key}"]
+                end = end_of(model, group, name) * (like.numel() // new.count)
+                values = module.get_buffer(key)[end - like.numel() : end]
+                entries[f"{name}.{key}"] = values.view_as(like).clone()
     return NewChannels(entries, new.count)
 
 
