@@ -49,11 +49,7 @@ class WithoutMemory(FactoredLSTM):
 
 
 def by_method(
-    data: RecordedData,
-    found: Outcomes,
-    method: OfflineMethod,
-    share: float,
-    memory: bool = True,
+    data: RecordedData, found: Outcomes, method: OfflineMethod, share: float, memory: bool = True
 ) -> dict[str, float]:
     """Worth on held-out hosts of what a controller chooses that learned from some of the others.
 

@@ -175,10 +175,7 @@ def prediction_rows(hosts: list[Outcomes], growths: list[Outcomes], plans: list[
 
 
 def compute_rows(
-    hosts: list[Outcomes],
-    rungs: dict[str, Rung],
-    ours: tuple[Rung, list[float]],
-    where: np.ndarray,
+    hosts: list[Outcomes], rungs: dict[str, Rung], ours: tuple[Rung, list[float]], where: np.ndarray
 ) -> tuple[Rows, str]:
     """Operations, score and utility of rungs on some hosts, and a line on equal operations.
 

@@ -61,10 +61,7 @@ SEQUENCES = (
     Plan(4.0, 2.0),
 )
 """What a host from scratch can do."""
-IN_PLACE = (
-    *WIDENINGS,
-    *(Plan(factor, shrunk=True) for factor in FACTORS),
-)
+IN_PLACE = (*WIDENINGS, *(Plan(factor, shrunk=True) for factor in FACTORS))
 """What a trained host can do."""
 
 

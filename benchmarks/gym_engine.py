@@ -70,10 +70,7 @@ class Ours:
     """
 
     def __init__(
-        self,
-        amp_dtype: torch.dtype | None,
-        device: torch.device = CPU,
-        captured: bool = False,
+        self, amp_dtype: torch.dtype | None, device: torch.device = CPU, captured: bool = False
     ):
         self.environments = GymEnvironments([Idle() for _ in range(ENVS)], 1)
         self.environments.reset()

@@ -89,11 +89,7 @@ def flattened(module: nn.Module) -> nn.Parameter:
 
 
 def scored(
-    module: NaiveHost,
-    living: dict[str, NaiveSeed],
-    images: Tensor,
-    labels: Tensor,
-    reduction: str,
+    module: NaiveHost, living: dict[str, NaiveSeed], images: Tensor, labels: Tensor, reduction: str
 ) -> tuple[Tensor, Tensor]:
     """The logits ``[B, classes]`` of a host with its living seeds, and their cross-entropy."""
     logits = module(images, living)

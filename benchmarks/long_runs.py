@@ -140,10 +140,7 @@ def measure(code: str, arguments: Sequence[str | Path]) -> dict[str, float]:
     told = done.stderr.decode()
     if done.returncode:
         raise RuntimeError(told)
-    return {
-        "resident": int(told.splitlines()[-1]) / 1024,
-        "seconds": time.perf_counter() - begin,
-    }
+    return {"resident": int(told.splitlines()[-1]) / 1024, "seconds": time.perf_counter() - begin}
 
 
 def measure_all(run: Path, folder: Path) -> dict[str, dict[str, float]]:

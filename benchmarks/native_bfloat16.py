@@ -29,10 +29,7 @@ from esper.tolaria.precision import Precision
 
 TASKS = ("digits_noisy", "digits_few_labels", "digits_shift")
 WIDTHS = ((32, 64), (64, 128), (128, 256))
-PRECISIONS = {
-    "float32": Precision("cpu"),
-    "bfloat16": Precision("cpu", torch.bfloat16),
-}
+PRECISIONS = {"float32": Precision("cpu"), "bfloat16": Precision("cpu", torch.bfloat16)}
 STEPS = 40
 
 

@@ -287,15 +287,7 @@ def summary(results: dict[str, dict[str, Any]]) -> str:
         best, form = best_static(found), "+.3f" if name == "GPT" else "+.1f"
         for policy in [arm for arm in found if arm not in STATIC]:
             above, beside = (differences(found, policy, other) for other in (PLAIN, best))
-            rows.append(
-                (
-                    name,
-                    policy,
-                    compared(above, form),
-                    best,
-                    compared(beside, form),
-                )
-            )
+            rows.append((name, policy, compared(above, form), best, compared(beside, form)))
     heads = (
         "model",
         "policy",

@@ -18,14 +18,7 @@ import msgspec
 import torch
 from branch_learning import learning
 from branches import BRANCHINGS, Branching, record_branches
-from policy_further import (
-    everywhere,
-    greedy_utilities,
-    ladder_hosts,
-    population,
-    tell,
-    work_of,
-)
+from policy_further import everywhere, greedy_utilities, ladder_hosts, population, tell, work_of
 from policy_page import result_page
 from reporting import kept, made_on, new_parser, publish
 

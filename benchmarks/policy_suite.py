@@ -13,13 +13,7 @@ import numpy as np
 from branches import BRANCHINGS
 from ladders import Floats, Splits, best_rule, over_controllers
 from policy import controls_of, placed
-from policy_further import (
-    FURTHER,
-    further_and_clairvoyant,
-    further_splits,
-    ladder_hosts,
-    work_of,
-)
+from policy_further import FURTHER, further_and_clairvoyant, further_splits, ladder_hosts, work_of
 from policy_page import SHARE, best_rule_of, share_of_way
 from reporting import made_on, new_parser, publish, table
 

@@ -95,11 +95,7 @@ def ratio(rows: list[dict[str, Any]], arm: str) -> tuple[str, str, int]:
     ratios = ratios_of(rows, arm)
     found = interval(np.array([ratios]))
     mean, low, high = (float(part[0]) for part in (found.mean, found.low, found.high))
-    return (
-        f"{mean:.3f} [{low:.3f}, {high:.3f}]",
-        f"{statistics.median(ratios):.3f}",
-        len(rows),
-    )
+    return (f"{mean:.3f} [{low:.3f}, {high:.3f}]", f"{statistics.median(ratios):.3f}", len(rows))
 
 
 def ratios_of(rows: list[dict[str, Any]], arm: str) -> list[float]:

@@ -225,11 +225,7 @@ def page(figures: dict[str, Any]) -> list[str]:
     heads = ["task", "best for the host", "best for the static network", "shared"]
     heads += ["host loses", "static network loses", "optima"]
     score_heads = ["task", "host", *KINDS, "static network", *KINDS]
-    return [
-        table(heads, recipes),
-        table(score_heads, scores),
-        table(["task", *VARIANTS], variants),
-    ]
+    return [table(heads, recipes), table(score_heads, scores), table(["task", *VARIANTS], variants)]
 
 
 def _recipe(values: dict[str, Any]) -> Recipe:

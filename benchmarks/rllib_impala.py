@@ -326,12 +326,7 @@ def main() -> int:
     )
     columns = ("steps_per_second", "steps_to_solve", "seconds_to_solve", "best_mean_return")
     rows = [
-        (
-            name,
-            names[side],
-            f"{own['parameters'][0]:,}",
-            *(text(own[column]) for column in columns),
-        )
+        (name, names[side], f"{own['parameters'][0]:,}", *(text(own[column]) for column in columns))
         for name, sides in figures.items()
         for side, own in sides.items()
     ]

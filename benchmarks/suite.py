@@ -19,14 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from ladders import (
-    Standing,
-    best_rule,
-    control_figures,
-    ladder_table,
-    standing,
-    standing_text,
-)
+from ladders import Standing, best_rule, control_figures, ladder_table, standing, standing_text
 from populations import SPLITS, controls, parts
 from reporting import kept, made_on, publish, table
 from runs import Run, Settings, study_parser, trained
@@ -130,7 +123,7 @@ def studied(suite: str, arguments: Any) -> tuple[list[str], dict[str, Any]]:
         f"minutes). Rules are tuned on {arguments.training_hosts} training hosts of {suite}. All "
         "figures are points of utility at the last step of an episode, on the test split unless "
         "the column says otherwise. Brackets hold 95 % intervals: over splits, or over hosts where "
-        "there is one split, and for policies over the trained policies too (two levels).",
+        "there is one split, and for policies over the trained policies too (two levels)."
     ]
     figures: dict[str, Any] = {}
     stages = work / f"{splits}-splits"

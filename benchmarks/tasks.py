@@ -84,7 +84,7 @@ def page(found: dict[str, dict[str, Any]], suites: list[str]) -> list[str]:
         f"{one['training_hosts']} training hosts of the same task, in other splits. The twin "
         "with tuned rates and the static network do not grow; the last column compares the best "
         "fixed schedule with the better of them on the same hosts. The "
-        "clairvoyant takes each host's best plan with another data order.",
+        "clairvoyant takes each host's best plan with another data order."
     ]
     for suite in suites:
         names = SUITES.get(suite, (suite,))

@@ -118,7 +118,7 @@ def main() -> int:
     parts = [
         "The text that comes with Esper. Means over hosts with 95 % intervals (Student's t), on "
         "the test split after the last step, with only the fossilised seeds; the gain on "
-        "validation stands beside. Utility, gain and accuracy in points.",
+        "validation stands beside. Utility, gain and accuracy in points."
     ]
     for name in arguments.tasks:
         task = find(name)

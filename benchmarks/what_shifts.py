@@ -4,14 +4,7 @@ from esper.runtime.task import Task
 from esper_lab.data import IMAGE_KINDS, LABEL_KINDS
 
 SEVERAL = "two levels"
-KINDS = (
-    "nothing",
-    "labels",
-    "images",
-    "channels of block 0",
-    "channels of block 1",
-    SEVERAL,
-)
+KINDS = ("nothing", "labels", "images", "channels of block 0", "channels of block 1", SEVERAL)
 
 
 def what_shifts(task: Task) -> str:

@@ -59,7 +59,7 @@ def main() -> int:
         f"{arguments.hosts} held-out draws, one host each, on the test split. The data of the "
         f"fresh hosts are split with the seeds {SPLITS} in turn, those of the hosts on which rules "
         "are tuned with other seeds; 95 % intervals are over these splits. The clairvoyant's plans "
-        "are chosen with one data order and scored with another, so a rule can be above it.",
+        "are chosen with one data order and scored with another, so a rule can be above it."
     ]
     figures: dict[str, dict[str, Any]] = {}
     for family in arguments.families:

@@ -58,11 +58,7 @@ def check_same_numbers(workload: Workload, backend: str) -> None:
     """
     few = min(8, workload.envs)
     short = replace(
-        workload,
-        episode_length=CHECKED_STEPS,
-        envs=few,
-        max_batches=1,
-        learning_rate=CHECKED_RATE,
+        workload, episode_length=CHECKED_STEPS, envs=few, max_batches=1, learning_rate=CHECKED_RATE
     )
     loops = [Loop(short, backend), naive_loop(short, threads=1)]
     for loop in loops:

@@ -87,13 +87,7 @@ LIVES: dict[str, dict] = {
 }
 """Every situation in which a seed is computed."""
 
-IDLE_STAGES = (
-    Stage.DORMANT,
-    Stage.GERMINATED,
-    Stage.PRUNED,
-    Stage.EMBARGOED,
-    Stage.RESETTING,
-)
+IDLE_STAGES = (Stage.DORMANT, Stage.GERMINATED, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 """Stages in which a slot's row must stay as it is."""
 
 

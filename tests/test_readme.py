@@ -83,7 +83,7 @@ def recipes() -> list[str]:
     return [
         f"that never grows reaches {100 * host['shared_accuracy']:.1f} % accuracy on test instead "
         f"of {100 * host['former_accuracy']:.1f} %, and a static network of three times its "
-        f"size {100 * static['shared_accuracy']:.1f} %",
+        f"size {100 * static['shared_accuracy']:.1f} %"
     ]
 
 

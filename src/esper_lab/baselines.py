@@ -145,10 +145,7 @@ def _drawn_from_scratch(task: Task) -> bool:
     return task.family in FAMILIES and task.pretraining is None
 
 
-FROM_SCRATCH: dict[str, Baseline] = {
-    TUNED_TWIN: tuned_twin,
-    STATIC_NETWORK: static_network,
-}
+FROM_SCRATCH: dict[str, Baseline] = {TUNED_TWIN: tuned_twin, STATIC_NETWORK: static_network}
 """Networks that do not grow, for hosts that start from initial weights."""
 BASELINES = FROM_SCRATCH | FINE_TUNING
 """The baselines of the ladder."""

@@ -16,12 +16,7 @@ from esper.tamiyo.try_and_keep import RuleSettings, Trial, TryAndKeepActor
 from esper.tamiyo.try_in_turn import ORDERS as SLOT_ORDERS
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
 from esper_lab import rules
-from esper_lab.baselines import (
-    BASELINES,
-    factors_of,
-    play_baseline,
-    population_of,
-)
+from esper_lab.baselines import BASELINES, factors_of, play_baseline, population_of
 from esper_lab.evaluation import (
     CLAIRVOYANT,
     EVERYTHING,

@@ -15,15 +15,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from esper.tamiyo.policy.features import HOST_FEATURES
-from esper_lab.evaluation import (
-    BEST_FIXED,
-    FOREST,
-    LOOKUP,
-    ONE_LOOK,
-    STOPPING,
-    TREE,
-    TRIGGER,
-)
+from esper_lab.evaluation import BEST_FIXED, FOREST, LOOKUP, ONE_LOOK, STOPPING, TREE, TRIGGER
 
 Floats = NDArray[np.float64]
 Choices = NDArray[np.int_]

@@ -100,8 +100,7 @@ def test_records_join_the_events_of_their_steps(place: Path) -> None:
 
 def test_files_and_their_layout(place: Path) -> None:
     found = rows(
-        place,
-        "SELECT policy, round, episodes, steps, bytes, host_features, path FROM record_files",
+        place, "SELECT policy, round, episodes, steps, bytes, host_features, path FROM record_files"
     )
     assert sorted(row[:4] for row in found) == [
         ("heuristic", 1, 4, 3),

@@ -8,13 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.kasmina.lifecycle import (
-    Rules,
-    advance_automatically,
-    apply,
-    legal_slots,
-    open_gates,
-)
+from esper.kasmina.lifecycle import Rules, advance_automatically, apply, legal_slots, open_gates
 from esper.kasmina.seeds import AlphaMode, SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, Op
 from esper.leyline.config import unflatten

@@ -18,10 +18,7 @@ SAMPLE = (
 
 @pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(SAMPLE, id="sample"),
-        pytest.param((), marks=pytest.mark.slow, id="all"),
-    ],
+    [pytest.param(SAMPLE, id="sample"), pytest.param((), marks=pytest.mark.slow, id="all")],
 )
 def test_kernels_compile_without_spills(options: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/kernel_resources.py", *options]

@@ -53,10 +53,7 @@ class Lifecycle(RuleBasedStateMachine):
         contribution=st.tuples(CONTRIBUTION, CONTRIBUTION),
     )
     def step(
-        self,
-        action: tuple[int, ...],
-        health: tuple[float, ...],
-        contribution: tuple[float, ...],
+        self, action: tuple[int, ...], health: tuple[float, ...], contribution: tuple[float, ...]
     ) -> None:
         self.oracle.readings = [
             Reading(h, False, c) for h, c in zip(health, contribution, strict=True)
@@ -92,8 +89,6 @@ class Lifecycle(RuleBasedStateMachine):
 
 
 Lifecycle.TestCase.settings = settings(
-    max_examples=examples(60),
-    stateful_step_count=30,
-    suppress_health_check=list(HealthCheck),
+    max_examples=examples(60), stateful_step_count=30, suppress_health_check=list(HealthCheck)
 )
 TestLifecycle = Lifecycle.TestCase

@@ -11,11 +11,7 @@ from examples import examples
 
 KNOWN_ANSWERS = {
     # counter, key and result of philox4x32-10 in kat_vectors of Random123
-    "zeros": (
-        (0, 0, 0, 0),
-        (0, 0),
-        (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8),
-    ),
+    "zeros": ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     "ones": (
         (0xFFFFFFFF,) * 4,
         (0xFFFFFFFF,) * 2,

@@ -33,10 +33,7 @@ def test_writing_to_a_view_changes_the_store():
     views["w"][1, 1, 2] = 5.0
     views["scale"][0] = 6.0
     views["b"][1] = 7.0
-    assert rows.tolist() == [
-        [0, 0, 0, 0, 0, 0, 6, 0, 0, 0],
-        [0, 0, 0, 0, 0, 5, 0, 7, 7, 0],
-    ]
+    assert rows.tolist() == [[0, 0, 0, 0, 0, 0, 6, 0, 0, 0], [0, 0, 0, 0, 0, 5, 0, 7, 7, 0]]
 
 
 def test_birth_and_segments_follow_the_fields_and_skip_unused_columns():

@@ -39,9 +39,7 @@ def rung(name: str, level: float) -> Rung:
 
 
 FOUND = evaluation_of(
-    [rung(name, level) for name, level in LEVELS.items()],
-    rule_episodes=7936,
-    policy_episodes=896,
+    [rung(name, level) for name, level in LEVELS.items()], rule_episodes=7936, policy_episodes=896
 )
 NAMED = {one.name: np.array(one.utility) for one in FOUND.rungs}
 EXPECTED = [

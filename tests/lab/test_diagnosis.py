@@ -17,13 +17,7 @@ from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
 from esper.tamiyo.random_actor import RandomActor
 from esper.tolaria.precision import Precision
-from esper_lab.describe import (
-    Diagnosis,
-    SharedStreams,
-    diagnose,
-    signal_to_noise,
-    variance_shares,
-)
+from esper_lab.describe import Diagnosis, SharedStreams, diagnose, signal_to_noise, variance_shares
 from synthetic import CPU
 
 TASK = Task(
@@ -111,12 +105,7 @@ def test_gain_is_measured_on_test_against_the_twin_and_validation_stands_beside_
 ) -> None:
     """Recomputed from the engine: the committed hosts, their twins, and the price."""
     config = GrowthConfig(
-        seed=2,
-        group_size=2,
-        episode_length=30,
-        max_batches=1,
-        batch_size=8,
-        one_at_a_time=False,
+        seed=2, group_size=2, episode_length=30, max_batches=1, batch_size=8, one_at_a_time=False
     )
     env = GrowthEnv([TASK], torch.arange(6), config, Precision("cpu"), CPU)
     collect(env, ScheduleActor(Schedule.everything(6, TASK.host.slots)), 0)

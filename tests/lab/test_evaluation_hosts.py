@@ -9,12 +9,7 @@ import pytest
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import SUITES, Family, Task, add_family, find, find_all
 from esper_lab.evaluation import Evaluation, Rung
-from esper_lab.hosts import (
-    MIN_TRAINING,
-    evaluation_hosts,
-    hosts_by_horizon,
-    tasks_in_turn,
-)
+from esper_lab.hosts import MIN_TRAINING, evaluation_hosts, hosts_by_horizon, tasks_in_turn
 from esper_lab.ladder import join_parts
 from esper_lab.play import Hosts, digest, hosts_of
 from tiny_population import tiny

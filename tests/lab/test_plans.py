@@ -7,15 +7,7 @@ from esper.runtime.data import digits
 from esper.runtime.tasks import Task, find
 from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.fixed_schedule import NEVER as NO_START
-from esper_lab.plans import (
-    NEVER,
-    SIZES,
-    STARTS,
-    Plan,
-    PlannedSeed,
-    library,
-    schedule,
-)
+from esper_lab.plans import NEVER, SIZES, STARTS, Plan, PlannedSeed, library, schedule
 
 
 def task(channels: tuple[int, ...] = (3, 4, 5), length: int = 20) -> Task:

@@ -45,8 +45,7 @@ def rung(name: str, level: float, parameters: float) -> Rung:
 
 
 FOUND = evaluation_of(
-    [rung(name, *levels) for name, levels in LEVELS.items()],
-    rents=RENTS.tolist(),
+    [rung(name, *levels) for name, levels in LEVELS.items()], rents=RENTS.tolist()
 )
 THIRDS = [sorted(range(HOSTS), key=lambda host: RENTS[host])[i : i + 7] for i in (0, 7, 14)]
 """The hosts of each third, cheapest first."""

@@ -13,14 +13,7 @@ from esper.karn import queries
 from esper.karn.queries import Store
 from esper.karn.report.gather import RunData
 from esper.karn.sanctum.log import EventLog
-from esper.leyline.events import (
-    EpochCompleted,
-    Event,
-    PPOUpdateCompleted,
-    decode,
-    encode,
-    parts,
-)
+from esper.leyline.events import EpochCompleted, Event, PPOUpdateCompleted, decode, encode, parts
 from esper.leyline.events.reader import EventReader
 from esper.nissa import sinks
 from esper.nissa.sinks import JsonLines

@@ -81,8 +81,7 @@ def test_a_policy_of_a_run_grows_a_module_and_says_where_it_was_trained(
     assert foreign == ["digits"]
     monkeypatch.undo()
     with pytest.raises(
-        UsageError,
-        match="deepen, heuristic, never, rule, widen, keep-or-move nor a run",
+        UsageError, match="deepen, heuristic, never, rule, widen, keep-or-move nor a run"
     ):
         esper.grow(model, train, held_back, policy=str(tmp_path / "none"), epochs=4)
 

@@ -10,7 +10,4 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         "grown        1,464  2.0 s",
         "never grown    438",
     ]
-    assert table_lines(rows, labels=3)[1:] == [
-        "grown        1,464  2.0 s",
-        "never grown  438",
-    ]
+    assert table_lines(rows, labels=3)[1:] == ["grown        1,464  2.0 s", "never grown  438"]

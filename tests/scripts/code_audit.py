@@ -62,10 +62,7 @@ def loaders():
     batch = torch.randn(8, 4), torch.arange(8) % 2
     return [batch], [batch]
 """
-HARMLESS = (
-    ("git", "rev-parse", "HEAD"),
-    ("uname", "-p"),
-)
+HARMLESS = (("git", "rev-parse", "HEAD"), ("uname", "-p"))
 """Processes that Esper and the standard library start."""
 LIBRARIES = {
     os.path.realpath(path)

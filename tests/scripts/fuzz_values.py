@@ -10,12 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
-from esper.leyline.config import (
-    GymConfig,
-    LearnerConfig,
-    MethodConfig,
-    TrainConfig,
-)
+from esper.leyline.config import GymConfig, LearnerConfig, MethodConfig, TrainConfig
 from esper.leyline.config.algorithm import AlgorithmConfig
 from esper.leyline.config.setting import options_of
 from esper.runtime.tasks import SUITES, TASKS, find

@@ -252,8 +252,7 @@ def test_a_usage_error_is_one_line_and_leaves_no_file(
     ]
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "esper.leyline.extras.find_spec",
-        lambda name: None if name == "onnxscript" else found(name),
+        "esper.leyline.extras.find_spec", lambda name: None if name == "onnxscript" else found(name)
     )
     for change, says in cases:
         chosen = {name: value for name, value in (flags | change).items() if value is not None}

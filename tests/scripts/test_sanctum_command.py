@@ -158,9 +158,7 @@ def kill_while_training(place: Path, kills: int) -> None:
     The first time it shows the run, later it may still be starting.
     """
     process = subprocess.Popen(
-        [*ESPER, *training(place / "watched", MANY)],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
+        [*ESPER, *training(place / "watched", MANY)], env=environment(), stdout=subprocess.DEVNULL
     )
     draw = random.Random(7)
     try:

@@ -154,10 +154,7 @@ def put(folder: Path, name: str, figures: object) -> None:
 
 def test_a_policy_stands_where_its_intervals_put_it(tmp_path: Path) -> None:
     forest = {"forest": {"gain": [13.0, 12.0, 14.0]}}
-    fresh = {
-        "suite": (15.0, [2.0, 0.5, 3.5]),
-        "held_out": (9.0, [-4.0, -5.0, -3.0]),
-    }
+    fresh = {"suite": (15.0, [2.0, 0.5, 3.5]), "held_out": (9.0, [-4.0, -5.0, -3.0])}
     figures = {
         "policies": 8,
         "episodes": 896,

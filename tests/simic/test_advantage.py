@@ -6,11 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.advantage import (
-    GeneralisedEstimator,
-    explained_variance,
-    generalised_advantages,
-)
+from esper.simic.advantage import GeneralisedEstimator, explained_variance, generalised_advantages
 from esper.simic.growth.group_baseline import leave_one_out
 
 

@@ -13,12 +13,7 @@ from esper.leyline.config.reading import with_horizons
 from esper.leyline.errors import UsageError
 from esper.simic.growth.agent import growth_agent
 from esper.simic.loss import ppo_loss, weighted_mean
-from esper.simic.schedules import (
-    AdaptiveRate,
-    Schedule,
-    Schedules,
-    warmup_updates,
-)
+from esper.simic.schedules import AdaptiveRate, Schedule, Schedules, warmup_updates
 from esper.simic.training.run_lines import schedule_ends
 from esper.tamiyo.policy.interface import Evaluation
 from synthetic import CPU, synthetic_rollout

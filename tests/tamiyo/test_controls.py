@@ -7,14 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.leyline.actions import (
-    BLUEPRINTS,
-    CHOICE_HEADS,
-    HEAD_WIDTHS,
-    HEADS,
-    RELEVANT_HEADS,
-    Op,
-)
+from esper.leyline.actions import BLUEPRINTS, CHOICE_HEADS, HEAD_WIDTHS, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.config import TrainConfig, unflatten
 from esper.leyline.stages import Stage
 from esper.simic.training.vectorized import run_training

@@ -121,9 +121,7 @@ def test_both_backends_train_on_the_same_augmented_images(image: tuple[int, int,
 
 
 @pytest.mark.parametrize("augmentation", [MOVED, None])
-def test_streamed_minibatches_match_preloaded_data(
-    augmentation: Augmentation | None,
-) -> None:
+def test_streamed_minibatches_match_preloaded_data(augmentation: Augmentation | None) -> None:
     near, far = (engine(augmentation=augmentation, preload=p).minibatches(2) for p in (True, False))
     assert far.streamed
     assert not near.streamed

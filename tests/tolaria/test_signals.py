@@ -456,8 +456,7 @@ def test_hidden_units_are_drawn_like_those_of_a_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("height", "rows"),
-    [(1, [0]), (3, [0, 1, 2]), (8, [1, 3, 5, 7]), (32, [4, 12, 20, 28])],
+    ("height", "rows"), [(1, [0]), (3, [0, 1, 2]), (8, [1, 3, 5, 7]), (32, [4, 12, 20, 28])]
 )
 def test_about_four_rows_are_chosen_at_equal_distances(height: int, rows: list[int]) -> None:
     assert list(range(height))[chosen_rows(height)] == rows

@@ -46,11 +46,7 @@ MIXED_MLP = mixed_gardens(3, 18, MLP_NAMES)
 
 
 def check(
-    host: Host,
-    garden: Garden,
-    batch: int = 6,
-    max_norm: float = 1.0,
-    momentum: float | None = None,
+    host: Host, garden: Garden, batch: int = 6, max_norm: float = 1.0, momentum: float | None = None
 ) -> EpochResult:
     """Train both and compare all values that they store or report."""
     rows, slots = len(garden), len(host.slots)

@@ -210,14 +210,7 @@ def statistics_kernel(tensors, sizes, constants, shape: tl.constexpr):
 
 
 @triton.jit
-def normalise_kernel(
-    tensors,
-    vectors,
-    sizes,
-    epsilon,
-    shape: tl.constexpr,
-    blocks: tl.constexpr,
-):
+def normalise_kernel(tensors, vectors, sizes, epsilon, shape: tl.constexpr, blocks: tl.constexpr):
     """BatchNorm and ReLU with statistics of the batch, or else with the running ones."""
     high: tl.constexpr = blocks[0]
     wide: tl.constexpr = blocks[1]
@@ -267,15 +260,7 @@ def slope_tile(tensors, vectors, at, inside, j, sizes, shape: tl.constexpr):
 
 
 @triton.jit
-def slope_sums_kernel(
-    x,
-    gradient,
-    sums,
-    vectors,
-    sizes,
-    shape: tl.constexpr,
-    blocks: tl.constexpr,
-):
+def slope_sums_kernel(x, gradient, sums, vectors, sizes, shape: tl.constexpr, blocks: tl.constexpr):
     """Sums ``[parts, 2, columns]`` of the gradients of bias and weight."""
     high: tl.constexpr = blocks[0]
     repeats: tl.constexpr = blocks[2]
@@ -298,14 +283,7 @@ def slope_sums_kernel(
 
 
 @triton.jit
-def slopes_kernel(
-    tensors,
-    totals,
-    vectors,
-    sizes,
-    shape: tl.constexpr,
-    blocks: tl.constexpr,
-):
+def slopes_kernel(tensors, totals, vectors, sizes, shape: tl.constexpr, blocks: tl.constexpr):
     """Gradient of the input of BatchNorm and ReLU from ``totals [2, columns]``."""
     high: tl.constexpr = blocks[0]
     wide: tl.constexpr = blocks[1]

@@ -5,14 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.kasmina.column_kernels import (
-    Norm,
-    Statistics,
-    norm,
-    norm_gradients,
-    pool,
-    pool_gradient,
-)
+from esper.kasmina.column_kernels import Norm, Statistics, norm, norm_gradients, pool, pool_gradient
 from esper.kasmina.convolution_kernels import convolution, weight_gradient
 from esper.kasmina.ops import NORM_EPSILON
 

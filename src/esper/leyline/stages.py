@@ -53,13 +53,7 @@ COMPUTING = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 ACTING = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILISED)
 """Stages in which a seed may change the host's output, and so pays the price."""
 
-DEVELOPING = (
-    Stage.GERMINATED,
-    Stage.TRAINING,
-    Stage.PRUNED,
-    Stage.EMBARGOED,
-    Stage.RESETTING,
-)
+DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 """With ``Rules.one_at_a_time``, a slot in one of these stages closes gate G0 of its environment."""
 
 PRUNABLE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)

@@ -13,13 +13,7 @@ from esper.kasmina.wider_layers import Widening, parameter_count
 from esper.leyline.errors import UsageError
 from esper.own_models.layer_growth import LayerGrowth, first_batches
 from esper.own_models.objectives import Loss, objective
-from esper.own_models.options import (
-    PRICE,
-    GrowOptions,
-    check_arguments,
-    check_batch,
-    check_loaders,
-)
+from esper.own_models.options import PRICE, GrowOptions, check_arguments, check_batch, check_loaders
 from esper.own_models.samples import Unpack, first_batch, unpack, unpack_for
 from esper.own_models.training_loop import Training
 

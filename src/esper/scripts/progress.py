@@ -35,10 +35,7 @@ RECENT = 100
 """Number of latest Gymnasium episodes, of all environments, in the mean return shown."""
 
 _SPEED = ("environment steps per second", "steps_per_second", ".0f")
-_GROWTH_ROWS = (
-    *((figure.label, figure.name, figure.form) for figure in FIGURES.values()),
-    _SPEED,
-)
+_GROWTH_ROWS = (*((figure.label, figure.name, figure.form) for figure in FIGURES.values()), _SPEED)
 _GYM_ROWS = (
     ("return", "episode_return", ".2f"),
     ("length", "episode_length", ".1f"),

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.config import (
-    TrainConfig,
-    canonical,
-    check,
-    defaults_of,
-    unflatten,
-)
+from esper.leyline.config import TrainConfig, canonical, check, defaults_of, unflatten
 from esper.leyline.config.algorithm import Algorithm, algorithms
 from esper.leyline.config.reading import settings_file
 from esper.leyline.config.setting import check_ranges, setting, up_to

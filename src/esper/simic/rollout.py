@@ -324,12 +324,7 @@ def split_sequences(
     """
     if rollout.valid is None:
         return Sequences(
-            observation,
-            rollout.actions,
-            old_log_prob,
-            advantages,
-            targets,
-            rollout.hidden,
+            observation, rollout.actions, old_log_prob, advantages, targets, rollout.hidden
         )
     device, cut_offs = rollout.actions.device, rollout.cut_offs
     weight, critic_weight = None, None

@@ -18,15 +18,7 @@ from esper.tamiyo.policy.features import (
     Observation,
 )
 
-ROTATION = (
-    "conv_light",
-    "conv_heavy",
-    "attention",
-    "norm",
-    "depthwise",
-    "mlp_small",
-    "mlp",
-)
+ROTATION = ("conv_light", "conv_heavy", "attention", "norm", "depthwise", "mlp_small", "mlp")
 """Blueprints to try in turn; blueprints that no slot of the host accepts are skipped."""
 
 

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from esper.karn.sanctum.log import LARGE_KINDS, EventLog
 from esper.karn.sanctum.snapshot import Moment
-from esper.leyline.events import (
-    EpisodeOutcome,
-    EpochCompleted,
-    TrainingStarted,
-    decode,
-    encode,
-)
+from esper.leyline.events import EpisodeOutcome, EpochCompleted, TrainingStarted, decode, encode
 from examples import examples
 from karn.sanctum.events import a_round, finished, outcome, started, step, write
 from karn.sanctum.screen import KINDS, RECORDED

@@ -120,8 +120,7 @@ def test_an_error_names_shard_device_and_environments() -> None:
     env.parts[1].shard.step = failing  # type: ignore[method-assign]
     actions = torch.zeros(5, len(HEADS), dtype=torch.long)
     with pytest.raises(
-        ShardError,
-        match=r"shard 2 of 2 on cpu \(3 environments from 2 to 4\): ValueError: broken",
+        ShardError, match=r"shard 2 of 2 on cpu \(3 environments from 2 to 4\): ValueError: broken"
     ):
         env.step(actions)
 
@@ -147,10 +146,7 @@ REFUSED = [
     ({"device": "cuda:0", "devices": ["cpu", "cpu"]}, "device: 'cuda:0' and devices 'cpu cpu'"),
     ({"devices": []}, "devices: no device is given"),
     ({"gym": "CartPole-v1", "devices": ["cpu", "cpu"]}, "devices: a Gymnasium task takes one"),
-    (
-        {"experimental_gpu_preload_gather": True, "gpu_preload": False},
-        "leave out --no-gpu-preload",
-    ),
+    ({"experimental_gpu_preload_gather": True, "gpu_preload": False}, "leave out --no-gpu-preload"),
 ]
 
 

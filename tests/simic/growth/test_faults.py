@@ -243,11 +243,7 @@ INFINITE = (
 def test_the_faulty_environment_has_a_fossil_and_developing_seeds():
     trace = sound(F64)
     report = trace.steps[WHEN].report
-    assert report.acted.stage[FAULTY].tolist() == [
-        Stage.FOSSILISED,
-        Stage.BLENDING,
-        Stage.TRAINING,
-    ]
+    assert report.acted.stage[FAULTY].tolist() == [Stage.FOSSILISED, Stage.BLENDING, Stage.TRAINING]
     assert 0.0 < report.acted.alpha[FAULTY, 1] < 1.0
     assert not rollbacks(trace)
     assert int((report.acted.stage[:, 2] == Stage.TRAINING).sum()) >= 3

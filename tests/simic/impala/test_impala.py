@@ -354,12 +354,7 @@ def test_a_compiled_policy_learns_the_same(monkeypatch) -> None:
     config = LearnerConfig(lstm_hidden=8, **ONE_STEP)
     plain, compiled = (
         growth_agent(
-            config,
-            0,
-            CPU,
-            None,
-            mode,
-            learner_arguments=arguments_of(ImpalaConfig(lag=1), config),
+            config, 0, CPU, None, mode, learner_arguments=arguments_of(ImpalaConfig(lag=1), config)
         )
         for mode in ("off", "default")
     )

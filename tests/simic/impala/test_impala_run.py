@@ -19,11 +19,7 @@ from esper.simic.run.checkpoint import load_latest
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training.gym_trainee import GymTrainee
 from esper.simic.training.replay import replay
-from esper.simic.training.vectorized import (
-    resume_ppo,
-    train_impala,
-    train_ppo_vectorized,
-)
+from esper.simic.training.vectorized import resume_ppo, train_impala, train_ppo_vectorized
 from processes import refusal
 from small_runs import SMALL, assert_same, tensors
 

@@ -125,8 +125,7 @@ class Chain:
 
 
 @pytest.mark.parametrize(
-    ("kills", "inside", "rounds"),
-    [(4, 2, 6), pytest.param(100, 30, 40, marks=pytest.mark.slow)],
+    ("kills", "inside", "rounds"), [(4, 2, 6), pytest.param(100, 30, 40, marks=pytest.mark.slow)]
 )
 def test_a_repeatedly_killed_run_loses_nothing(
     tmp_path: Path, kills: int, inside: int, rounds: int, capsys

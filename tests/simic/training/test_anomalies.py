@@ -85,14 +85,8 @@ PROVOKED = {
         [{"head_entropy/op": 0.0, "head_choice/op": 0.5}] * 3,
         ["3 entropy_collapse head_entropy/op"],
     ),
-    "gradient_drift up": (
-        [{}] * 6 + [{"grad_norm": 100.0}] * 3,
-        ["7 gradient_drift grad_norm"],
-    ),
-    "gradient_drift down": (
-        [{}] * 6 + [{"grad_norm": 0.01}] * 3,
-        ["7 gradient_drift grad_norm"],
-    ),
+    "gradient_drift up": ([{}] * 6 + [{"grad_norm": 100.0}] * 3, ["7 gradient_drift grad_norm"]),
+    "gradient_drift down": ([{}] * 6 + [{"grad_norm": 0.01}] * 3, ["7 gradient_drift grad_norm"]),
     "no drift of a norm that is not 1": ([{"grad_norm": 5.0}] * 10, []),
     "an entropy above its bound": ([{"head_entropy/op": 0.03}] * 5, []),
     "entropy_collapse with little choice": (

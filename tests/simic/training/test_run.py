@@ -367,10 +367,7 @@ def test_differences_that_may_change_the_last_bits_are_reported(
 
     monkeypatch.setattr(choice, "NativeBackend", missing)
     resume_ppo(run, {"rounds": 2, "threads": 2})
-    differences = {
-        f"esper: {then['esper']} then, 9.9 now",
-        "threads: 1 then, 2 now",
-    }
+    differences = {f"esper: {then['esper']} then, 9.9 now", "threads: 1 then, 2 now"}
     if then["backend"] == "native":
         differences.add("backend: native then, torch now")
     lines = [line for line in capsys.readouterr().err.splitlines() if "last bits" in line]

@@ -8,14 +8,7 @@ from pathlib import Path
 
 from esper.karn.grown_runs import inspect_grown, read_growth
 from esper.karn.learning_diagnosis import Verdict
-from esper.karn.report.drawing import (
-    DASHES,
-    SERIES,
-    Picture,
-    curve_figure,
-    picture,
-    whole_rounds,
-)
+from esper.karn.report.drawing import DASHES, SERIES, Picture, curve_figure, picture, whole_rounds
 from esper.karn.report.tables import Table, moment
 from esper.leyline.errors import UsageError
 from esper.leyline.events import POINTS, GrowthEpochCompleted

@@ -154,9 +154,7 @@ def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
         Section("Anomalies", pictures["Anomalies"], [anomalies] if anomalies else []),
         Section("Throughput", pictures["Throughput"]),
         Section(
-            "Configuration",
-            [],
-            [*([] if several else [settings]), tables.fingerprint_table(runs)],
+            "Configuration", [], [*([] if several else [settings]), tables.fingerprint_table(runs)]
         ),
     ]
 

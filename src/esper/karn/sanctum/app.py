@@ -364,7 +364,7 @@ class Help(ModalScreen[None]):
     """The help screen."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,q,enter", "app.pop_screen", "close"),
+        Binding("escape,question_mark,q,enter", "app.pop_screen", "close")
     ]
 
     def __init__(self, palette: Palette):

@@ -22,16 +22,7 @@ from esper.karn.sanctum.signs import (
     to_float,
 )
 from esper.karn.sanctum.snapshot import Moment
-from esper.karn.sanctum.widgets import (
-    TICK_WIDTH,
-    WIDE,
-    Column,
-    Curve,
-    Lines,
-    Plot,
-    RowsTable,
-    View,
-)
+from esper.karn.sanctum.widgets import TICK_WIDTH, WIDE, Column, Curve, Lines, Plot, RowsTable, View
 from esper.leyline.actions import CHOICES, HEADS, RELEVANT_HEADS, Op
 from esper.leyline.events import DecisionsMade, EpochCompleted, to_floats
 from esper.leyline.stages import ACTING, COMPUTING, LIVING
@@ -303,11 +294,7 @@ def _title(
 
 
 def lives(
-    moment: Moment,
-    steps: Sequence[EpochCompleted],
-    environment: int,
-    width: int,
-    palette: Palette,
+    moment: Moment, steps: Sequence[EpochCompleted], environment: int, width: int, palette: Palette
 ) -> Text:
     """Return the stage of every slot at every step, aligned with the plot's horizontal axis."""
     assert moment.start is not None

@@ -3,14 +3,7 @@
 from torch import Tensor
 
 from esper.kasmina.blueprints.blueprint import Blueprint, LastLayer, Parameters
-from esper.kasmina.ops import (
-    conv2d,
-    depthwise_conv2d,
-    group_norm,
-    linear,
-    mean_pool,
-    per_pixel,
-)
+from esper.kasmina.ops import conv2d, depthwise_conv2d, group_norm, linear, mean_pool, per_pixel
 from esper.kasmina.stack import Field, ones, weight, zeros
 
 

@@ -31,11 +31,7 @@ class FlatMoments:
     """
 
     def __init__(
-        self,
-        width: int,
-        device: torch.device,
-        active: bool,
-        raw: Iterable[tuple[int, int]] = (),
+        self, width: int, device: torch.device, active: bool, raw: Iterable[tuple[int, int]] = ()
     ):
         columns = torch.zeros(width, dtype=torch.bool)
         for begin, end in raw:

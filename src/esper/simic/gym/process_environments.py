@@ -114,10 +114,7 @@ class ProcessEnvironments(Environments):
         workers = [partial(Worker, make, os.getpid()) for make in makers]
         try:
             self._envs = AsyncVectorEnv(
-                workers,
-                context=method,
-                worker=serve,
-                autoreset_mode=AutoresetMode.DISABLED,
+                workers, context=method, worker=serve, autoreset_mode=AutoresetMode.DISABLED
             )
         except (EOFError, OSError) as error:
             raise UsageError(ENDED) from error

@@ -192,12 +192,7 @@ class GymEnvironments(Environments):
         if terminated or truncated:
             self.over[i] = True
             self.ended.append(
-                Episode(
-                    int(self.identities[i]),
-                    float(self.returns[i]),
-                    length,
-                    bool(terminated),
-                )
+                Episode(int(self.identities[i]), float(self.returns[i]), length, bool(terminated))
             )
 
     def _store(self, i: int, observation: Any, info: dict[str, Any]) -> None:

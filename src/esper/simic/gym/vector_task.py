@@ -12,12 +12,7 @@ from esper.kasmina.rng import Purpose, random_bits
 from esper.leyline.errors import UsageError, first_line
 from esper.simic.gym.action_spaces import Choices
 from esper.simic.gym.lockstep import Environments
-from esper.simic.gym.vector_environment import (
-    actions_of,
-    features_of,
-    observed_space,
-    shape_of,
-)
+from esper.simic.gym.vector_environment import actions_of, features_of, observed_space, shape_of
 
 
 class VectorEnvironments(Environments):

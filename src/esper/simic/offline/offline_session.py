@@ -9,12 +9,7 @@ import torch
 
 from esper.leyline.config import TrainConfig
 from esper.leyline.config.offline import ImitationConfig
-from esper.leyline.events import (
-    SCHEMA_VERSION,
-    PolicyUpdateCompleted,
-    TrainingStarted,
-    number,
-)
+from esper.leyline.events import SCHEMA_VERSION, PolicyUpdateCompleted, TrainingStarted, number
 from esper.leyline.metrics import Metric
 from esper.simic.offline.batches import EpisodeLoader, epoch_order
 from esper.simic.offline.methods import method_of

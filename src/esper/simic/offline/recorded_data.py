@@ -252,9 +252,7 @@ def _check_branches(episodes: Episodes) -> None:
 
 
 def fit_moments(
-    data: RecordedData,
-    moments: ObservationMoments[Observation],
-    return_moments: RunningMoments,
+    data: RecordedData, moments: ObservationMoments[Observation], return_moments: RunningMoments
 ) -> None:
     """Fit the moments of observations and returns to the episodes that are learned from."""
     valid = data.episodes.valid

@@ -12,21 +12,10 @@ from torch import Tensor
 
 import esper
 from esper.leyline.actions import BLUEPRINTS, CHOICES, HEADS, Op
-from esper.leyline.records import (
-    FORMAT_VERSION,
-    Layout,
-    RecordedTask,
-    RecordHeader,
-    record_schema,
-)
+from esper.leyline.records import FORMAT_VERSION, Layout, RecordedTask, RecordHeader, record_schema
 from esper.runtime.tasks import Task
 from esper.simic.rollout import Rollout
-from esper.tamiyo.policy.features import (
-    CRITIC_FEATURES,
-    HOST_FEATURES,
-    SLOT_FEATURES,
-    Observation,
-)
+from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Observation
 
 
 def current_layout() -> Layout:

@@ -204,10 +204,7 @@ class RunDirectory:
             raise UsageError(f"resume: cannot write {self.events} ({error.strerror})") from error
 
     def note_resume(
-        self,
-        config: TrainConfig,
-        fingerprint: dict[str, Any],
-        more: dict[str, Any] | None = None,
+        self, config: TrainConfig, fingerprint: dict[str, Any], more: dict[str, Any] | None = None
     ) -> None:
         """Write the settings and the fingerprint of a process that resumes the run.
 

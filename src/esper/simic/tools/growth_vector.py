@@ -14,25 +14,14 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline.actions import (
-    BLUEPRINTS,
-    CANONICAL_CHOICE,
-    CHOICE_HEADS,
-    HEAD_WIDTHS,
-    Op,
-)
+from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, CHOICE_HEADS, HEAD_WIDTHS, Op
 from esper.leyline.config import check, unflatten
 from esper.leyline.errors import UsageError
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import Step
 from esper.simic.training.setup import arithmetic, build_environment, resolve_devices
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import (
-    CRITIC_FEATURES,
-    HOST_FEATURES,
-    SLOT_FEATURES,
-    Observation,
-)
+from esper.tamiyo.policy.features import CRITIC_FEATURES, HOST_FEATURES, SLOT_FEATURES, Observation
 
 Batch = Any
 """Observations of all environments: an array, or a dictionary of arrays."""

@@ -66,11 +66,7 @@ class FactoredLSTM(Policy[Observation]):
 
     heads = HEADS
 
-    def __init__(
-        self,
-        lstm_hidden: int = 128,
-        features: FeatureNames | None = None,
-    ):
+    def __init__(self, lstm_hidden: int = 128, features: FeatureNames | None = None):
         super().__init__()
         names = features or FeatureNames.current()
         self.features = names

@@ -204,11 +204,7 @@ class Policy(nn.Module, ABC, Generic[ObservationT]):
         """
         if self.amp_dtype is None:
             return full_precision(device)
-        return torch.autocast(
-            device.type,
-            dtype=self.amp_dtype,
-            cache_enabled=False,
-        )
+        return torch.autocast(device.type, dtype=self.amp_dtype, cache_enabled=False)
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

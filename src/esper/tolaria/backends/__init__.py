@@ -144,11 +144,7 @@ class Backend(Protocol):
     uses_all_threads: bool
 
     def train_epoch(
-        self,
-        stack: Stack,
-        seeds: Seeds,
-        minibatches: Minibatches,
-        optimisation: Optimisation,
+        self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
     ) -> EpochResult:
         """Train every host and every computed seed for one epoch, in place.
 

@@ -63,11 +63,7 @@ class TorchBackend:
 
     # Native twin: hosts/worker.h, train.
     def train_epoch(
-        self,
-        stack: Stack,
-        seeds: Seeds,
-        minibatches: Minibatches,
-        optimisation: Optimisation,
+        self, stack: Stack, seeds: Seeds, minibatches: Minibatches, optimisation: Optimisation
     ) -> EpochResult:
         """See ``Backend.train_epoch``."""
         calls, scales = plan(seeds), optimisation.scales
@@ -172,9 +168,7 @@ class TorchBackend:
         sources: dict[int, Tensor] = {}
         totals = [_ScoreSums() for _ in range(1 + len(variants))]
         batches = zip(
-            images.split(self.evaluation_batch),
-            labels.split(self.evaluation_batch, 1),
-            strict=True,
+            images.split(self.evaluation_batch), labels.split(self.evaluation_batch, 1), strict=True
         )
         for batch, drawn_labels in batches:
             batch_labels = drawn_labels.flatten(1)
