@@ -114,7 +114,7 @@ def widen_layers(
         count = round(group.channels * (factor - 1.0))
         operations += BATCHES * BATCH * operations_of(model, train.x)
         if count:
-            new = propose(model, group, count, batches, backward, generator).new
+            new, _ = propose(model, group, count, batches, backward, generator)
             widen(model, group, new, optimizer)
     return operations
 

@@ -23,7 +23,7 @@ from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import layer_growth, width_search
-from esper.own_models.new_units import Proposal, propose
+from esper.own_models.new_units import propose
 from esper.own_models.objectives import Evaluator, Validation
 from esper.own_models.options import GrowOptions
 from esper.own_models.training_loop import Training
@@ -80,13 +80,13 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
 
     before = copy.deepcopy(model.state_dict())
     generator = torch.Generator().manual_seed(1)
-    proposal = propose(model, group, 3, [(x, y)], backward, generator)
+    channels, share = propose(model, group, 3, [(x, y)], backward, generator)
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     # By least squares: the gradient at the outputs, on the old activations and on all of them.
     with torch.no_grad():
         old = model[1](model[0](x))
-        new = (x @ proposal.new.entries["0.weight"].T + proposal.new.entries["0.bias"]).tanh()
+        new = (x @ channels.entries["0.weight"].T + channels.entries["0.bias"]).tanh()
         gradient = (model(x).softmax(1) - F.one_hot(y, 3)).double().numpy()
 
     def left(activations: Tensor) -> float:
@@ -95,14 +95,14 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
         return float(((gradient - matrix @ solution) ** 2).sum())
 
     expected = 1.0 - left(torch.cat([old, new], 1)) / left(old)
-    assert proposal.share == pytest.approx(expected, abs=1e-4)
+    assert share == pytest.approx(expected, abs=1e-4)
     # Far above three channels that were drawn at random.
     shares = []
     for seed in range(20):
         draws = torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
         entries = (x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6]).tanh()
         shares.append(1.0 - left(torch.cat([old, entries], 1)) / left(old))
-    assert proposal.share > max(shares)
+    assert share > max(shares)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -128,8 +128,8 @@ def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_s
     def backward(module: nn.Module, batch: Tensor) -> None:
         module(batch).square().mean().backward()
 
-    proposal = propose(model, group, 28, [x], backward, torch.Generator().manual_seed(1))
-    widen(model, group, proposal.new)
+    new, _ = propose(model, group, 28, [x], backward, torch.Generator().manual_seed(1))
+    widen(model, group, new)
     torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
     fresh = kind(5, 32).weight_hh_l0.detach().std()
     for name in ("weight_hh_l0", "weight_ih_l1", "weight_hh_l1"):
@@ -193,7 +193,7 @@ def test_statistics_of_new_channels_behind_a_concatenation_are_theirs() -> None:
         module(batch).square().mean().backward()
 
     generator = torch.Generator().manual_seed(0)
-    entries = propose(model, left, 3, [x], backward, generator).new.entries
+    entries = propose(model, left, 3, [x], backward, generator)[0].entries
     activation = F.conv2d(x, entries["left.weight"], entries["left.bias"], padding=1).relu()
     mean = model.norm.momentum * activation.mean((0, 2, 3))
     torch.testing.assert_close(entries["norm.running_mean"], mean)
@@ -340,8 +340,8 @@ def test_what_is_refused_by_its_outputs_is_not_expected_to_gain(
 ) -> None:
     names: list[str] = []
 
-    def problem(_: object, proposal: Proposal, __: object) -> str:
-        return "no" if proposal.group.name == "0" else ""
+    def problem(_: object, group: ChannelGroup, *__: object) -> str:
+        return "no" if group.name == "0" else ""
 
     def expected(counts: dict[ChannelGroup, int]) -> float:
         names.extend(group.name for group in counts)
@@ -379,10 +379,10 @@ def test_decisions_take_at_most_half_of_the_epochs() -> None:
 
 
 def test_a_wider_network_that_diverges_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_a_number(*arguments: Any) -> Proposal:
-        proposal = propose(*arguments)
-        entries = {name: x * float("nan") for name, x in proposal.new.entries.items()}
-        return Proposal(proposal.group, NewChannels(entries, proposal.new.count), proposal.share)
+    def not_a_number(*arguments: Any) -> tuple[NewChannels, float]:
+        new, share = propose(*arguments)
+        entries = {name: x * float("nan") for name, x in new.entries.items()}
+        return NewChannels(entries, new.count), share
 
     monkeypatch.setattr(layer_growth, "propose", not_a_number)
     monkeypatch.setattr(width_search.WidthSearch, "_problem", lambda *_: "")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class NewChannels:
     count: int
 
     def choice(self, index: Tensor) -> "NewChannels":
-        """Some of these channels."""
-        return NewChannels({n: x[index] for n, x in self.entries.items()}, len(index))
+        """Some of these channels, in the memory of the CPU."""
+        return NewChannels({n: x[index].cpu() for n, x in self.entries.items()}, len(index))
 
 
 @dataclass

@@ -16,8 +16,8 @@ from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.own_models.grafted_model import GraftedModel, grown_seeds
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
-from esper.own_models.objectives import Scale, Validation, as_score
-from esper.own_models.options import GrowthOptions, check_arguments, describe
+from esper.own_models.objectives import Evaluator, Scale, Validation, as_score
+from esper.own_models.options import GrowthOptions, check_arguments, describe, process_count
 from esper.own_models.samples import as_arguments, buffers_kept, evaluating, half_or_all
 from esper.tamiyo.baselines import SEARCHES
 
@@ -72,6 +72,13 @@ class Growth:
             raise UsageError(
                 f"policy: {policy!r} trains epochs with and without other layers, in its own loop; "
                 f"call esper.grow, or esper.{policy} in your loop, or give another policy"
+            )
+        # ``grow`` trains what belongs to its process alone.
+        is_shared = process_count() > 1 and not isinstance(validate, Evaluator)
+        if policy != "never" and is_shared:
+            raise UsageError(
+                f"model: {process_count()} processes train it, and new seeds would differ in each; "
+                "call esper.widen in all of them, or train in one"
             )
         if validate is None and policy != "never":
             raise UsageError(

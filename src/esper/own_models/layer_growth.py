@@ -16,10 +16,10 @@ from torch import nn
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
 from esper.kasmina.wider_groups import equal, wider_groups
-from esper.kasmina.wider_layers import Widening, parameter_count, widen
+from esper.kasmina.wider_layers import NewChannels, Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
-from esper.own_models.new_units import BATCHES, Proposal, propose
+from esper.own_models.new_units import BATCHES, propose
 from esper.own_models.objectives import autocast
 from esper.own_models.options import GrowOptions
 from esper.own_models.samples import (
@@ -57,6 +57,7 @@ class LayerGrowth:
         deepens: whether blocks are copied, instead of layers made wider.
         averages: copies of the module with other weights, which become larger alike.
         factor: how many times as wide each layer becomes; None for what the prior says.
+        agree: gives the value of the first of several processes that train the module.
 
     Attributes:
         lines: what was done.
@@ -75,7 +76,9 @@ class LayerGrowth:
         deepens: bool = False,
         averages: Sequence[nn.Module] = (),
         factor: float | None = None,
+        agree: Callable[[Any], Any] = lambda value: value,
     ):
+        self.agree = agree
         self.model, self.options, self.seed, self.number = model, options, seed, 0
         self.deepens, self.averages, self.factor = deepens, averages, factor
         self.lines, self.copies = list[str](), list[tuple[str, int]]()
@@ -133,7 +136,7 @@ class LayerGrowth:
                 changes += [deepen(x, *place, each.zeros) for x in self.averages]
                 self.copies.append(place)
             after = call(self.model, inputs)
-        if not equal(before, after):
+        if not self.agree(equal(before, after)):
             for change in reversed(changes):
                 change.undo()
             self.copies = []
@@ -169,20 +172,21 @@ class LayerGrowth:
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.number - 1)
         for group, count in list(counts.items()):
             try:
-                proposal = propose(self.model, group, count, batches, backward, generator)
-                reason = self._problem(proposal, batches[0][0])
+                new, share = propose(self.model, group, count, batches, backward, generator)
+                reason = self._problem(group, new, batches[0][0])
             except Exception as error:  # the forward pass is the user's
-                reason = f"its forward pass fails then: {first_line(error)}"
+                new, share, reason = None, 0.0, f"its forward pass fails then: {first_line(error)}"
+            new, share, reason = self.agree((new, share, reason))
             if reason:
                 self.lines.append(f"{group.name} is not widened ({reason})")
                 del counts[group]
                 continue
-            changes.append(widen(self.model, group, proposal.new, training.optimizer))
-            changes += [widen(each, group, proposal.new) for each in self.averages]
-            wide = group.channels + proposal.new.count
+            changes.append(widen(self.model, group, new, training.optimizer))
+            changes += [widen(each, group, new) for each in self.averages]
+            wide = group.channels + new.count
             self.lines.append(
                 f"{group.name}: {group.channels} -> {wide} {group.noun}, which "
-                f"explain {100 * proposal.share:.0f} % of the gradient that the others leave"
+                f"explain {100 * share:.0f} % of the gradient that the others leave"
             )
         return changes
 
@@ -206,12 +210,12 @@ class LayerGrowth:
             self._say_nothing(reasons, enough)
         return counts
 
-    def _problem(self, proposal: Proposal, inputs: Any) -> str:
+    def _problem(self, group: ChannelGroup, new: NewChannels, inputs: Any) -> str:
         """Why a widening would change what the module computes; empty if it does not."""
         trial = copy.deepcopy(self.model)
         with evaluating(trial):
             before = call(trial, inputs)
-            widen(trial, proposal.group, proposal.new)
+            widen(trial, group, new)
             after = call(trial, inputs)
         return "" if equal(before, after) else "its output would change"
 

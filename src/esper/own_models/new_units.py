@@ -10,7 +10,6 @@ al., 2022) does without the correlations.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
@@ -41,22 +40,6 @@ Backward = Callable[[nn.Module, Any], None]
 """Computes the gradients of the loss of a batch, added to those that are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """New channels of a group.
-
-    Attributes:
-        group: the group.
-        new: what they start with.
-        share: how much of the squared gradient behind the group they explain that the channels
-            before them do not, in [0, 1], to first order.
-    """
-
-    group: ChannelGroup
-    new: NewChannels
-    share: float
-
-
 def propose(
     model: nn.Module,
     group: ChannelGroup,
@@ -64,7 +47,7 @@ def propose(
     batches: Sequence[Any],
     backward: Backward,
     generator: torch.Generator,
-) -> Proposal:
+) -> tuple[NewChannels, float]:
     """The best new channels of a group.
 
     Args:
@@ -74,6 +57,10 @@ def propose(
         batches: minibatches of the training data.
         backward: see ``Backward``.
         generator: draws the candidates.
+
+    Returns:
+        the channels, and how much of the squared gradient behind the group they explain that those
+        before them do not, in [0, 1], to first order.
     """
     number = max(CANDIDATES * group.channels // group.width, 4 * count)
     trial = copy.deepcopy(model)
@@ -94,7 +81,7 @@ def propose(
         handle.remove()
     index, share = _pursuit(trial, group, count, activations, gradients)
     new = _with_statistics(trial, group, candidates).choice(index)
-    return Proposal(group, _joined(model, group, new, generator), share)
+    return _joined(model, group, new, generator), share
 
 
 def _candidates(

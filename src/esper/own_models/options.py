@@ -367,6 +367,12 @@ def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: Grow
         raise UsageError(f"max_parameters: the module has {count:,} already; give more than that")
 
 
+def process_count() -> int:
+    """How many processes train together."""
+    is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    return 1 if is_alone else torch.distributed.get_world_size()
+
+
 def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
     """Refuse a module that cannot grow by a policy, before anything touches it.
 

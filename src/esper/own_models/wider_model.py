@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.deeper_stacks import Deepening
@@ -13,7 +13,14 @@ from esper.kasmina.wider_layers import Widening, parameter_count
 from esper.leyline.errors import UsageError
 from esper.own_models.layer_growth import LayerGrowth, first_batches
 from esper.own_models.objectives import Loss, objective
-from esper.own_models.options import PRICE, GrowOptions, check_arguments, check_batch, check_loaders
+from esper.own_models.options import (
+    PRICE,
+    GrowOptions,
+    check_arguments,
+    check_batch,
+    check_loaders,
+    process_count,
+)
 from esper.own_models.samples import Unpack, first_batch, unpack, unpack_for
 from esper.own_models.training_loop import Training
 
@@ -60,7 +67,8 @@ def widen(
     """Make narrow layers of ``model`` wider, in place; it computes the same as before.
 
     For loops of your own, once, after about a tenth of the training, or when a trained model turns
-    out too small. ``grow`` does the same and also tries whether the wider layers should stay.
+    out too small. ``grow`` does the same and also tries whether the wider layers should stay. Where
+    several processes train (``torch.distributed``), all call it, and get the units of the first.
 
     Args:
         model: the module; its layers stay what they are, with larger sizes.
@@ -144,8 +152,19 @@ def _enlarged(
     # Nothing is trained here: without an optimizer, one that is dropped stands in.
     trains = optimizer or torch.optim.SGD(model.parameters(), lr=0.0)
     training = Training(model, loader, goal, trains, device, unpack=options.unpack)
-    growth = LayerGrowth(model, options, 0, options.policy == "deepen", averages, factor)
+    deepens = options.policy == "deepen"
+    growth = LayerGrowth(model, options, 0, deepens, averages, factor, _of_first_process)
     batches, size = first_batches(training), parameter_count(model)
     plan = growth.plan(batches)
     changes = growth.apply(plan, batches, training) if plan else ()
+    if changes and process_count() > 1:
+        growth.lines.append("make DistributedDataParallel anew, which does not see new parameters")
     return Enlargement(tuple(growth.lines), (size, parameter_count(model)), changes)
+
+
+def _of_first_process(value: Any) -> Any:
+    """The value of the first process: each chooses new units by minibatches of its own."""
+    values = [value]
+    if process_count() > 1:
+        distributed.broadcast_object_list(values)
+    return values[0]
