@@ -1,10 +1,13 @@
 """A model that several processes train becomes wider alike in all of them."""
 
+import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import esper
 from esper.leyline.errors import UsageError
@@ -14,8 +17,7 @@ PROCESSES = 2
 
 def widened(rank: int, folder: str) -> None:
     """Widen a model by minibatches of the process, train it, and save both states."""
-    store = f"file://{folder}/store"
-    distributed.init_process_group("gloo", store, rank=rank, world_size=PROCESSES)
+    distributed.init_process_group("gloo", f"file://{folder}/store", None, PROCESSES, rank)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
     optimizer = torch.optim.Adam(model.parameters())
@@ -30,6 +32,9 @@ def widened(rank: int, folder: str) -> None:
         optimizer.step()
     with pytest.raises(UsageError, match="2 processes train it"):
         esper.Growth(model, optimizer, policy="rule", validate=lambda: 0.0)
+    for shard in fully_shard, partial(FullyShardedDataParallel, device_id=torch.device("cpu")):
+        with pytest.raises(UsageError, match="before you shard it"):
+            esper.widen(shard(copy.deepcopy(model)), [(x, y)])
     torch.save((enlargement.lines[-1], wide, list(model.parameters())), f"{folder}/{rank}")
     distributed.destroy_process_group()
 

@@ -377,15 +377,13 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
     """Refuse a module that cannot grow by a policy, before anything touches it.
 
     Raises:
-        UsageError: it has seeds or lazy layers, is compiled, scripted, wrapped or without values,
-            or has nothing to train; the text says what to do.
+        UsageError: it has seeds or lazy layers, is compiled, scripted, wrapped or sharded, or has
+            no values or nothing to train; the text says what to do.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError(
-            "model: it is scripted, and seeds need a module; give the nn.Module itself"
-        )
+        raise UsageError("model: it is scripted, and seeds need a module; give that module")
     is_compiled = hasattr(model, "_orig_mod") or any(
         getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
     )
@@ -395,9 +393,10 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
             "itself and compile the result"
         )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise UsageError(
-            f"model: {type(model).__name__} misses parameters that come later; give model.module"
-        )
+        raise UsageError(f"model: {type(model).__name__} misses new parameters; give model.module")
+    is_flat = any("FullySharded" in type(each).__name__ for each in model.modules())
+    if is_flat or any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise UsageError("model: its parameters are sharded; let it grow before you shard it")
     if any(nn.parameter.is_lazy(p) for p in model.parameters()):
         raise UsageError("model: it has lazy layers; call it once with a batch before growing it")
     if grown_seeds(model):
