@@ -226,6 +226,25 @@ def test_a_factored_state_becomes_longer_too(host: str, name: str, rows: int, co
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
+def test_slow_weights_start_at_the_new_ones_and_lists_of_states_anew() -> None:
+    """As those of Lookahead and schedule-free optimizers, and as several momenta."""
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["perceptron"]
+    model, x = make(), inputs()
+    optimizer = trained(model, x, 5, torch.optim.AdamW)
+    first, last = model.get_parameter("0.weight"), model.get_parameter("5.weight")
+    slow = first.detach() + 0.1 * first.detach().std() * torch.randn(first.shape)
+    optimizer.state[first]["slow"] = slow
+    optimizer.state[last]["momenta"] = [last.detach().clone()]
+    for group in groups_of(model, x)[0]:
+        widen(model, group, new_channels(model, group, 2), optimizer)
+    wide = model.get_parameter("0.weight")
+    expected = torch.cat([slow, wide[len(slow) :]])
+    torch.testing.assert_close(optimizer.state[wide]["slow"], expected, rtol=0, atol=0)
+    assert not optimizer.state[wide]["exp_avg"][len(slow) :].any()
+    assert model.get_parameter("5.weight") not in optimizer.state
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.attention_heads import head_attributes, head_counts
+from esper.kasmina.nested import leaves
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
@@ -390,7 +391,11 @@ def _padded_state(
     """
     result = dict(state)
     for key, value in result.items():
-        if not isinstance(value, Tensor) or not value.ndim:
+        if not isinstance(value, Tensor):
+            if any(not isinstance(x, Tensor) or x.ndim for x in leaves(value)):
+                return None
+            continue
+        if not value.ndim:
             continue
         # The rows or columns of a factored state have one axis of length 1.
         if value.ndim != after.ndim or any(
@@ -401,8 +406,10 @@ def _padded_state(
             new if size == old else size
             for size, old, new in zip(value.shape, before.shape, after.shape, strict=True)
         ]
-        squares = key in SQUARES
-        start = FRESH * value.mean() if squares else value.new_zeros(())
+        start = FRESH * value.mean() if key in SQUARES else value.new_zeros(())
+        # Slow weights, or those at the start, would pull new ones to 0.
+        if value.shape == before.shape and (value.float() - before).norm() < 0.7 * before.norm():
+            start = after.detach().to(value)
         padded = start.expand(sizes).clone()
         if gates > 1:
             _write_gates(padded, value, gates)
