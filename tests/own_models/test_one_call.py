@@ -84,6 +84,39 @@ def test_a_diverged_try_is_kept_only_if_all_did() -> None:
     assert torch.tensor(lost.worth).isnan()
 
 
+class ScheduleFree(SGD):
+    """Trains other weights than those that are validated; it is told which are wanted."""
+
+    mode = "eval"
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.mode == "train"
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("policy", ["widen", "rule"])
+def test_a_schedule_free_optimizer_is_told_what_is_validated(policy: str) -> None:
+    modes: list[str] = []
+    optimizers: list[ScheduleFree] = []
+
+    def accuracy(outputs: Tensor, target: Tensor) -> float:
+        modes.append(optimizers[0].mode)
+        return float((outputs.argmax(1) == target).double().mean())
+
+    def make(parameters: Any) -> ScheduleFree:
+        optimizers.append(ScheduleFree(parameters, lr=0.01))
+        return optimizers[-1]
+
+    grown(optimizer=make, policy=policy, metric=accuracy, epochs=4)
+    assert set(modes) == {"eval"}
+
+
 def test_a_diverged_twin_is_not_the_better_result() -> None:
     rates = iter([1e-3, float("nan")])
     result = grown(optimizer=lambda p: SGD(p, lr=next(rates)), twin=True, price=0.0)

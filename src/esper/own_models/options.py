@@ -384,10 +384,8 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise UsageError("model: it is scripted, and seeds need a module; give that module")
-    is_compiled = hasattr(model, "_orig_mod") or any(
-        getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
-    )
-    if is_compiled:
+    is_compiled = any(getattr(each, "_compiled_call_impl", None) for each in model.modules())
+    if is_compiled or hasattr(model, "_orig_mod"):
         raise UsageError(
             "model: it is compiled, and compiled code does not see new seeds; give the module "
             "itself and compile the result"

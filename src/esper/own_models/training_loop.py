@@ -106,6 +106,9 @@ class Training:
         self.model.train(not self._is_frozen)
         for module in self._eval_modules:
             module.training = False
+        # Schedule-free optimizers train other weights than those that are validated.
+        train, end = (getattr(self.optimizer, name, lambda: None) for name in ("train", "eval"))
+        train()
         total, count = torch.zeros((), dtype=torch.float64, device=self.device), 0
         current, batches = current_phase(), length(self.loader)
         for batch in self.loader:
@@ -126,6 +129,7 @@ class Training:
             total, count = total + loss.detach() * samples, count + samples
             if current and batches:
                 current.advance(1 / batches)
+        end()
         if count == 0:
             raise UsageError("train_loader: it yields no batch; give one that does")
         return float(total) / count

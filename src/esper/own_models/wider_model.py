@@ -79,8 +79,7 @@ def widen(
         factor: how many times as wide each layer becomes, above 1; by default layers become 1.5 to
             8 times as wide, where that gained more than ``price`` on the mean of other models.
         slots: names of the modules whose layers may become wider; all by default.
-        price: see ``grow``.
-        max_parameters: see ``grow``.
+        price, max_parameters: see ``grow``.
         averages: averages of the model's weights, such as ``ema.module``: they become wider alike.
         unpack: splits a batch into inputs and target.
 
