@@ -56,6 +56,43 @@ def equal(one: Any, two: Any) -> bool:
     return torch.equal(one, two) if isinstance(one, Tensor) else one == two
 
 
+@pytest.mark.parametrize("name", ["widen", "deepen"])
+def test_several_optimizers_each_keep_their_parameters_and_states(name: str) -> None:
+    """Muon for matrices and AdamW for the others."""
+    torch.manual_seed(0)
+    model = MAKERS[name]()
+    parts = [[p for p in model.parameters() if (p.ndim == 2) == flat] for flat in (True, False)]
+    optimizers = torch.optim.Muon(parts[0], lr=0.01), torch.optim.AdamW(parts[1], lr=0.01)
+
+    def train() -> None:
+        for x, y in loader(*numbers(128, 0)):
+            nn.functional.cross_entropy(model(x), y).backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+
+    def state() -> list[dict[str, Any]]:
+        return [copy.deepcopy(part.state_dict()) for part in (model, *optimizers)]
+
+    train()
+    before = state()
+    only = getattr(esper, name)(model, loader(*numbers(64, 0)), optimizer=optimizers[0])
+    assert any("if another trains it, give a list" in line for line in only.lines)
+    only.undo()
+    enlargement = getattr(esper, name)(model, loader(*numbers(64, 0)), optimizer=optimizers)
+    assert not any("give a list" in line for line in enlargement.lines)
+    wide = {n: p.detach().clone() for n, p in model.named_parameters()}
+    for each, flat in zip(optimizers, (True, False), strict=True):
+        parameters = each.param_groups[0]["params"]
+        assert {*parameters} == {p for p in model.parameters() if (p.ndim == 2) == flat}
+        assert len(parameters) == len({*parameters})
+    enlargement.undo()
+    assert equal(state(), before)
+    getattr(esper, name)(model, loader(*numbers(64, 0)), optimizer=optimizers)
+    train()
+    assert not any(torch.equal(p, wide[n]) for n, p in model.named_parameters())
+
+
 MAKERS = {"widen": multilayer, "deepen": residual}
 
 

@@ -43,24 +43,23 @@ class Deepening:
     Attributes:
         container: where it is.
         index: its place there.
-        optimizer: the optimizer that was told; None without.
+        optimizers: those that were told.
     """
 
     container: Any
     index: int
-    optimizer: Optimizer | None = None
+    optimizers: tuple[Optimizer, ...] = ()
     _parameters: list[nn.Parameter] = field(default_factory=list)
 
     def undo(self) -> None:
         """Take it out again, of the optimizer as well."""
         del self.container[self.index]
-        if self.optimizer is None:
-            return
         new = {id(p) for p in self._parameters}
-        for group in self.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in new]
-        for p in self._parameters:
-            self.optimizer.state.pop(p, None)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) not in new]
+            for p in self._parameters:
+                optimizer.state.pop(p, None)
 
 
 def repeats(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Repeat], dict[str, str]]:
@@ -96,9 +95,12 @@ def repeats(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Repeat], dic
 
 
 def deepen(
-    model: nn.Module, container: str, index: int, zeros: tuple[str, ...] = (),
-    optimizer: Optimizer | None = None,
-) -> Deepening:  # fmt: skip
+    model: nn.Module,
+    container: str,
+    index: int,
+    zeros: tuple[str, ...] = (),
+    *optimizers: Optimizer,
+) -> Deepening:
     """Insert a copy of a block behind it.
 
     Args:
@@ -106,7 +108,7 @@ def deepen(
         container: name of the stack.
         index: place of the block.
         zeros: see ``Repeat``.
-        optimizer: trains the module; its groups get new parameters behind those that they copy.
+        optimizers: train the module; their groups get new parameters behind those that they copy.
     """
     stack: Any = model.get_submodule(container)
     new = copy.deepcopy(stack[index])
@@ -115,13 +117,13 @@ def deepen(
             nn.init.zeros_(parameter)
     pairs = dict(zip(map(id, stack[index].parameters()), new.parameters(), strict=True))
     stack.insert(index + 1, new)
-    for group in optimizer.param_groups if optimizer else ():
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         # In the order of an optimizer that is built from the deeper module.
         parameters = group["params"]
         sources = [i for i, p in enumerate(parameters) if id(p) in pairs]
         end = max(sources, default=-1) + 1
         parameters[end:end] = [pairs[id(parameters[i])] for i in sources]
-    return Deepening(stack, index + 1, optimizer, list(new.parameters()))
+    return Deepening(stack, index + 1, optimizers, list(new.parameters()))
 
 
 def _stacks(model: nn.Module) -> list[tuple[str, Any]]:

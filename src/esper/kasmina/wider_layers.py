@@ -48,15 +48,15 @@ class Widening:
     Attributes:
         exchanges: module, name of its parameter or buffer, the tensor before and the one after.
         sizes: module, attribute and its value before.
-        optimizer: the optimizer that was told; None without.
-        states: its state of each replaced parameter before.
+        optimizers: those that were told.
+        states: by replaced parameter, the optimizer that had a state of it, and that state.
         ends: by module and name of its parameter, the rows and columns before the new ones.
     """
 
     exchanges: list[tuple[nn.Module, str, Tensor, Tensor]] = field(default_factory=list)
     sizes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
-    optimizer: Optimizer | None = None
-    states: dict[Tensor, Any] = field(default_factory=dict)
+    optimizers: tuple[Optimizer, ...] = ()
+    states: dict[Tensor, tuple[Optimizer, Any]] = field(default_factory=dict)
     ends: dict[tuple[nn.Module, str], tuple[int, ...]] = field(default_factory=dict)
 
     def undo(self) -> None:
@@ -65,17 +65,17 @@ class Widening:
             _put(module, name, before)
         for module, name, size in reversed(self.sizes):
             setattr(module, name, size)
-        if self.optimizer is not None:
-            later = {id(after): before for _, _, before, after in self.exchanges}
-            _exchange(self.optimizer, later)
-            for _, _, before, after in self.exchanges:
-                self.optimizer.state.pop(after, None)
-                if before in self.states:
-                    self.optimizer.state[before] = self.states[before]
+        later = {id(after): before for _, _, before, after in self.exchanges}
+        for optimizer in self.optimizers:
+            _exchange(optimizer, later)
+            for _, _, _, after in self.exchanges:
+                optimizer.state.pop(after, None)
+        for before, (optimizer, state) in self.states.items():
+            optimizer.state[before] = state
 
 
 def widen(
-    model: nn.Module, group: "ChannelGroup", new: NewChannels, optimizer: Optimizer | None = None
+    model: nn.Module, group: "ChannelGroup", new: NewChannels, *optimizers: Optimizer
 ) -> Widening:
     """Add channels to a group; the output of the module stays the same.
 
@@ -87,9 +87,9 @@ def widen(
         model: the module.
         group: one of its groups, see ``channel_groups``.
         new: what the new channels start with.
-        optimizer: trains the module; the parameters are exchanged in its groups.
+        optimizers: train the module; the parameters are exchanged in their groups.
     """
-    change, gates = Widening(optimizer=optimizer), dict[nn.Module, int]()
+    change, gates = Widening(optimizers=optimizers), dict[nn.Module, int]()
     ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
     channels = channel_count(model, group)
     ratio = 1 + Fraction(new.count, channels)
@@ -120,16 +120,16 @@ def widen(
         _replace(change, module, "weight", value)
         change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
         _add(change, module, size_names(module)[1], block * new.count)
-    if optimizer is not None:
+    for optimizer in optimizers:
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
             if before in optimizer.state:
-                change.states[before] = optimizer.state.pop(before)
+                change.states[before] = optimizer, optimizer.state.pop(before)
                 ends_of = change.ends[module, key]
                 if rows_first(module, before) is not before:
                     ends_of = ends_of[::-1]
                 state = _padded_state(
-                    change.states[before], before, after, gates.get(module, 1), ends_of
+                    change.states[before][1], before, after, gates.get(module, 1), ends_of
                 )
                 if state is not None:
                     optimizer.state[after] = state
@@ -391,11 +391,9 @@ def _padded_state(
     """
     result = dict(state)
     for key, value in result.items():
-        if not isinstance(value, Tensor):
+        if not isinstance(value, Tensor) or not value.ndim:
             if any(not isinstance(x, Tensor) or x.ndim for x in leaves(value)):
                 return None
-            continue
-        if not value.ndim:
             continue
         # The rows or columns of a factored state have one axis of length 1.
         if value.ndim != after.ndim or any(

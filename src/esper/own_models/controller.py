@@ -76,10 +76,7 @@ class Growth:
         # ``grow`` trains what belongs to its process alone.
         is_shared = process_count() > 1 and not isinstance(validate, Evaluator)
         if policy != "never" and is_shared:
-            raise UsageError(
-                f"model: {process_count()} processes train it, and new seeds would differ in each; "
-                "call esper.widen in all of them, or train in one"
-            )
+            raise UsageError("model: several processes train it; call esper.widen in all of them")
         if validate is None and policy != "never":
             raise UsageError(
                 f"validate: policy {policy!r} needs the score without a seed; give a "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
@@ -61,6 +62,7 @@ class LayerGrowth:
 
     Attributes:
         lines: what was done.
+        optimizers: those that train the module besides that of its training.
         copies: stack and place of each block behind which a copy stays, in order.
         number: of the epochs that have begun; the candidates depend on it.
 
@@ -78,7 +80,7 @@ class LayerGrowth:
         factor: float | None = None,
         agree: Callable[[Any], Any] = lambda value: value,
     ):
-        self.agree = agree
+        self.agree, self.optimizers = agree, list[Optimizer]()
         self.model, self.options, self.seed, self.number = model, options, seed, 0
         self.deepens, self.averages, self.factor = deepens, averages, factor
         self.lines, self.copies = list[str](), list[tuple[str, int]]()
@@ -132,7 +134,9 @@ class LayerGrowth:
             # From the end, so that the places before stay what they are.
             for each in sorted(plan, key=lambda repeat: -repeat.index):
                 place = each.container, each.index
-                changes.append(deepen(self.model, *place, each.zeros, training.optimizer))
+                changes.append(
+                    deepen(self.model, *place, each.zeros, training.optimizer, *self.optimizers)
+                )
                 changes += [deepen(x, *place, each.zeros) for x in self.averages]
                 self.copies.append(place)
             after = call(self.model, inputs)
@@ -144,9 +148,7 @@ class LayerGrowth:
             return []
         for name, count in Counter(each.container for each in plan).items():
             depth = len(self.model.get_submodule(name))  # type: ignore[arg-type]
-            self.lines.append(
-                f"{name}: {depth - count} -> {depth} blocks, the new ones add nothing yet"
-            )
+            self.lines.append(f"{name}: {depth - count} -> {depth} blocks; copies add nothing yet")
         return changes
 
     def _structure(self, batches: Batches, search: Callable[..., Structure]) -> Structure:
@@ -181,7 +183,7 @@ class LayerGrowth:
                 self.lines.append(f"{group.name} is not widened ({reason})")
                 del counts[group]
                 continue
-            changes.append(widen(self.model, group, new, training.optimizer))
+            changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             changes += [widen(each, group, new) for each in self.averages]
             wide = group.channels + new.count
             self.lines.append(

@@ -117,9 +117,8 @@ class CheckReport:
             lines.append(f"  splits   {sizes}; target {self.target}")
         if self.class_counts:
             counts = sorted(self.class_counts.values())
-            lines.append(
-                f"  classes  {len(counts)}, of {counts[0]:,} to {counts[-1]:,} samples each"
-            )
+            least, most = counts[0], counts[-1]
+            lines.append(f"  classes  {len(counts)}, of {least:,} to {most:,} samples each")
         lines += [f"  remark   {remark}" for remark in self.remarks]
         return "\n".join([*lines, *(f"  problem  {problem}" for problem in self.problems)])
 

@@ -273,9 +273,7 @@ def check_types(options: GrowOptions) -> None:
             "object with begin and act"
         )
     if not isinstance(options.amp_dtype, torch.dtype | None):
-        raise UsageError(
-            f"amp_dtype: got {options.amp_dtype!r}; give a dtype, such as torch.bfloat16"
-        )
+        raise UsageError(f"amp_dtype: got {options.amp_dtype!r}; give one such as torch.bfloat16")
 
 
 def usable_device(device: torch.device | str) -> torch.device:
@@ -358,7 +356,7 @@ def check_arguments(model: nn.Module, optimizer: Optimizer | None, options: Grow
     """
     check_model(model, options.policy)
     if optimizer is not None and any(p.requires_grad for p in model.parameters()):
-        check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer, options.policy)
     check_numbers(options)
     if isinstance(options.slots, str):
         raise UsageError(f"slots: got the string {options.slots!r}; give a list of names")
@@ -411,8 +409,8 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
         )
 
 
-def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse an optimizer that cannot train the seeds of ``model``.
+def check_optimizer(model: nn.Module, optimizer: Optimizer, policy: str | Actor = "rule") -> None:
+    """Refuse an optimizer that cannot train ``model`` when it grows by a policy.
 
     Raises:
         UsageError: it cannot; the text says why and what to do.
@@ -421,11 +419,9 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         raise UsageError(f"optimizer: got a {type(optimizer).__name__}; give one of torch")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise UsageError(
-            "optimizer: LBFGS keeps one state for all parameters, so no seed can join; use another"
+            "optimizer: LBFGS keeps one state for all, so no seed can join; use another"
         )
-    if isinstance(optimizer, getattr(torch.optim, "Muon", ())):
-        raise UsageError(
-            "optimizer: Muon updates matrices alone, and seeds have vectors too; use another"
-        )
+    if policy not in SEARCHES and isinstance(optimizer, getattr(torch.optim, "Muon", ())):
+        raise UsageError("optimizer: Muon updates matrices alone, seeds have vectors; use another")
     if not updates(optimizer, model):
         raise UsageError("optimizer: it has no parameter of the model; build it from this model's")

@@ -238,9 +238,7 @@ def first_batch(loader: Iterable[Any], name: str) -> Any:
         UsageError: the loader is empty, or can be read only once.
     """
     if isinstance(loader, Iterator):
-        raise UsageError(
-            f"{name}: it can be read only once; give a DataLoader or a list of batches"
-        )
+        raise UsageError(f"{name}: it can be read only once; give a DataLoader or a list")
     with random_state_kept(loader):
         for batch in loader:
             return batch

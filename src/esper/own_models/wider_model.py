@@ -55,7 +55,7 @@ def widen(
     model: nn.Module,
     train_loader: Iterable[Any],
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     loss: str | Loss = "cross_entropy",
     factor: float | None = None,
     slots: Sequence[str] | None = None,
@@ -73,8 +73,8 @@ def widen(
     Args:
         model: the module; its layers stay what they are, with larger sizes.
         train_loader: its first minibatches choose the new units; no random number is drawn.
-        optimizer: gets the new parameters; it keeps the state of what was there. Without one, make
-            the optimizer afterwards.
+        optimizer: gets the new parameters, and keeps the state of what was there; a list where
+            there are several. Without one, make it afterwards.
         loss: see ``grow``.
         factor: how many times as wide each layer becomes, above 1; by default layers become 1.5 to
             8 times as wide, where that gained more than ``price`` on the mean of other models.
@@ -99,7 +99,7 @@ def deepen(
     model: nn.Module,
     train_loader: Iterable[Any],
     *,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     loss: str | Loss = "cross_entropy",
     max_parameters: int | None = None,
     averages: Sequence[nn.Module] | nn.Module = (),
@@ -128,19 +128,20 @@ def deepen(
 def _enlarged(
     model: nn.Module,
     loader: Iterable[Any],
-    optimizer: Optimizer | None,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
     averages: Sequence[nn.Module] | nn.Module,
     options: GrowOptions,
     factor: float | None = None,
 ) -> Enlargement:
-    check_arguments(model, optimizer, options)
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    for one in optimizers:
+        check_arguments(model, one, options)
     check_loaders({"train_loader": loader})
     shapes = {name: p.shape for name, p in model.named_parameters()}
     averages = [averages] if isinstance(averages, nn.Module) else averages
     for each in averages:
-        if not isinstance(each, nn.Module) or shapes != {
-            name: p.shape for name, p in each.named_parameters()
-        }:
+        is_module = isinstance(each, nn.Module)
+        if not is_module or shapes != {n: p.shape for n, p in each.named_parameters()}:
             raise UsageError(
                 f"averages: got a {type(each).__name__} with other parameters than the model; give "
                 "a copy of it, such as the module of an AveragedModel"
@@ -149,13 +150,18 @@ def _enlarged(
     batch = first_batch(loader, "train_loader")
     check_batch("train_loader", model, batch, goal, device, options)
     # Nothing is trained here: without an optimizer, one that is dropped stands in.
-    trains = optimizer or torch.optim.SGD(model.parameters(), lr=0.0)
+    trains = optimizers[0] or torch.optim.SGD(model.parameters(), lr=0.0)
     training = Training(model, loader, goal, trains, device, unpack=options.unpack)
     deepens = options.policy == "deepen"
     growth = LayerGrowth(model, options, 0, deepens, averages, factor, _of_first_process)
+    growth.optimizers = [one for one in optimizers[1:] if one is not None]
     batches, size = first_batches(training), parameter_count(model)
     plan = growth.plan(batches)
     changes = growth.apply(plan, batches, training) if plan else ()
+    ids = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
+    orphans = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in ids]
+    if changes and ids and orphans:
+        growth.lines.append(f"no optimizer has {orphans[0]}; if another trains it, give a list")
     if changes and process_count() > 1:
         growth.lines.append("make DistributedDataParallel anew, which does not see new parameters")
     return Enlargement(tuple(growth.lines), (size, parameter_count(model)), changes)

@@ -58,7 +58,7 @@ class WidthSearch(LayerGrowth):
         from esper.kasmina.deeper_stacks import deepen  # only who resumes needs it
 
         for container, index in self.copies:
-            deepen(self.model, container, index, optimizer=training.optimizer)
+            deepen(self.model, container, index, (), training.optimizer)
         resize(self.model, state, training.optimizer)
 
     def epoch(self, training: Training, validate: Evaluator, loaders: Iterable[object]) -> float:
