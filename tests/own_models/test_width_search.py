@@ -105,6 +105,15 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
     assert share > max(shares)
 
 
+def test_candidates_that_are_sums_of_old_channels_explain_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)), torch.randn(40, 2)
+    with torch.no_grad():
+        (group,), _ = channel_groups(model, lambda: model(x))
+    backward = lambda module, batch: module(batch).exp().mean().backward()  # noqa: E731
+    assert propose(model, group, 2, [x], backward, torch.Generator().manual_seed(1))[1] == 0.0
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_size(
     kind: type[nn.RNNBase],

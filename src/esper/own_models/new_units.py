@@ -36,6 +36,8 @@ BATCHES = 4
 ROWS = 8192
 """Positions of the activation by which the correlations of channels are measured."""
 
+Record = tuple[list[Tensor], list[Tensor]]
+"""What a layer reads, and the gradients of what it writes, minibatch by minibatch."""
 Backward = Callable[[nn.Module, Any], None]
 """Computes the gradients of the loss of a batch, added to those that are there."""
 
@@ -67,19 +69,18 @@ def propose(
     candidates = _candidates(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
-    activations: dict[str, list[Tensor]] = {name: [] for name in group.readers}
-    gradients: dict[str, list[Tensor]] = {name: [] for name in group.readers}
+    records: dict[str, Record] = {name: ([], []) for name in group.readers}
     handles = []
     for name in group.readers:
         layer = trial.get_submodule(name)
         layer.get_parameter("weight").requires_grad_(True)
-        handles.append(layer.register_forward_hook(_keep(activations[name], gradients[name])))
+        handles.append(layer.register_forward_hook(_keep(*records[name])))
     with random_state_kept(), torch.enable_grad():
         for batch in batches:
             backward(trial, batch)
     for handle in handles:
         handle.remove()
-    index, share = _pursuit(trial, group, count, activations, gradients)
+    index, share = _pursuit(trial, group, count, records)
     new = _with_statistics(trial, group, candidates).choice(index)
     return _joined(model, group, new, generator), share
 
@@ -144,90 +145,87 @@ def _keep(activations: list[Tensor], gradients: list[Tensor]) -> Callable[..., N
 
 
 def _pursuit(
-    model: nn.Module,
-    group: ChannelGroup,
-    count: int,
-    activations: dict[str, list[Tensor]],
-    gradients: dict[str, list[Tensor]],
+    model: nn.Module, group: ChannelGroup, count: int, records: dict[str, Record]
 ) -> tuple[Tensor, float]:
-    """The indices candidates, and the share of the squared gradient that they explain."""
-    host = group.channels
-    readers = [
-        _Reader(model, name, group, activations[name], gradients[name]) for name in group.readers
-    ]
-    for reader in readers:
-        reader.explain(list(range(host)))
+    """The indices of candidates, and the share of the squared gradient that they explain."""
+    readers = [_Reader(model, name, group, count, record) for name, record in records.items()]
     total, indices = sum(reader.remainder for reader in readers), list[int]()
     for _ in range(count):
         gains = torch.stack([reader.gains() for reader in readers]).sum(0)
-        gains[:host] = -1.0
         gains[indices] = -1.0
-        best = int(gains.argmax())
-        indices.append(best)
+        indices.append(int(gains.argmax()))
         for reader in readers:
-            reader.explain([best])
+            reader.explain(indices[-1])
     remainder = sum(reader.remainder for reader in readers)
     share = 1.0 - remainder / total if total > 0.0 else 0.0
-    return torch.tensor(indices) - host, min(max(share, 0.0), 1.0)
+    return torch.tensor(indices), min(max(share, 0.0), 1.0)
 
 
 class _Reader:
-    """Correlations of the channels that a layer reads, and their gradients, less what is reduction.
+    """Candidates that a layer reads, and their gradients, less what is explained already.
 
+    Of the candidates' covariance only a basis is computed, as in a pivoted Cholesky factorisation.
     A kernel's shifted copies of a channel are taken as equally correlated.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        name: str,
-        group: ChannelGroup,
-        activations: list[Tensor],
-        gradients: list[Tensor],
+        self, model: nn.Module, name: str, group: ChannelGroup, count: int, record: Record
     ):
         layer = model.get_submodule(name)
         weight, block = layer.get_parameter("weight"), group.readers[name]
-        inputs = torch.cat([_rows(layer, x) for x in activations]).double()
+        inputs = torch.cat([_rows(layer, x) for x in record[0]]).double()
         assert weight.grad is not None
         # Of a concatenation, what is of the group.
         end = end_of(model, group, name)
         columns = slice((end - channel_count(model, group)) * block, end * block)
         gradient = rows_first(layer, weight.grad).double()[:, columns]
         inputs = inputs[:, columns]
-        outputs = sum(float(_rows(layer, g).double().square().sum()) for g in gradients)
-        count = max(len(inputs), 1)
+        outputs = sum(float(_rows(layer, g).double().square().sum()) for g in record[1])
+        samples = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
         channels = entries.shape[1] // block
         # Position by position of a flattened map, a channel is one variable; a head has several.
         self.variables = gcd(block, group.width // group.channels)
         number, block = channels * self.variables, block // self.variables
         entries = entries.view(len(entries), number, block).movedim(1, 2).reshape(-1, number)
-        self.covariance = entries.T @ entries / len(entries)
         gradient = gradient.reshape(len(gradient), number, block, -1)
-        self.gradient = gradient.movedim(1, -1).reshape(-1, number) / count
-        self.remainder = outputs / count
+        gradient = gradient.movedim(1, -1).reshape(-1, number) / samples
+        old = group.channels * self.variables
+        host, self.entries = (entries / len(entries) ** 0.5).tensor_split([old], 1)
+        self.variance = self.entries.square().sum(0)
+        self.least = 1e-12 * float(entries.square().mean(0).max())
+        values, vectors = torch.linalg.eigh(host.T @ host)
+        is_used = values > self.least
+        whitening = vectors[:, is_used] / values[is_used].sqrt()
+        self.size = whitening.shape[1]
+        self.basis = entries.new_empty(self.size + count * self.variables, number - old)
+        self.basis[: self.size] = (host @ whitening).T @ self.entries
+        self.variance -= self.basis[: self.size].square().sum(0)
+        reduction = gradient[:, :old] @ whitening
+        self.gradient = gradient[:, old:] - reduction @ self.basis[: self.size]
+        self.remainder = outputs / samples - float(reduction.square().sum())
 
-    def explain(self, channels: list[int]) -> None:
-        """Take what some channels explain out of all others."""
-        n = self.variables
-        for each in (n * channel + i for channel in channels for i in range(n)):
-            variance = float(self.covariance[each, each])
-            if variance <= 1e-12 * float(self.covariance.diagonal().abs().max()):
+    def explain(self, channel: int) -> None:
+        """Take what a candidate explains out of all others."""
+        for each in range(self.variables * channel, self.variables * (channel + 1)):
+            if self.variance[each] <= self.least:
                 continue
-            row = self.covariance[each] / variance
-            reduction = self.gradient[:, each].square().sum() / variance
-            self.remainder -= float(reduction)
-            self.gradient = self.gradient - self.gradient[:, each, None] * row
-            self.covariance = self.covariance - self.covariance[:, each, None] * row
+            basis = self.basis[: self.size]
+            row = self.entries.T @ self.entries[:, each] - basis.T @ basis[:, each]
+            row /= self.variance[each].sqrt()
+            reduction = self.gradient[:, each] / self.variance[each].sqrt()
+            self.remainder -= float(reduction.square().sum())
+            self.gradient -= reduction[:, None] * row
+            self.variance -= row.square()
+            self.basis[self.size] = row
+            self.size += 1
 
     def gains(self) -> Tensor:
-        """What each channel explains of the squared gradient, ``[C]``; of a head, the sum of what
+        """What each candidate explains of the squared gradient, ``[C]``; of a head, the sum of what
         each of its variables would alone."""
-        variance = self.covariance.diagonal()
-        limit = 1e-8 * float(variance.abs().max())
-        gain = self.gradient.square().sum(0) / variance.clamp(min=max(limit, 1e-30))
-        gain = torch.where(variance > limit, gain, torch.zeros_like(gain))
-        return gain.view(-1, self.variables).sum(1)
+        limit = max(1e-8 * float(self.variance.max()), self.least)
+        gain = self.gradient.square().sum(0) / self.variance
+        return torch.where(self.variance > limit, gain, 0.0).view(-1, self.variables).sum(1)
 
 
 def _rows(layer: nn.Module, x: Tensor) -> Tensor:
