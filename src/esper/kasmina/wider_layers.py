@@ -406,7 +406,8 @@ def _padded_state(
         ]
         start = FRESH * value.mean() if key in SQUARES else value.new_zeros(())
         # Slow weights, or those at the start, would pull new ones to 0.
-        if value.shape == before.shape and (value.float() - before).norm() < 0.7 * before.norm():
+        weights = before.detach().to(value.device)  # a state may lie in the memory of the CPU
+        if value.shape == weights.shape and (value.float() - weights).norm() < 0.7 * weights.norm():
             start = after.detach().to(value)
         padded = start.expand(sizes).clone()
         if gates > 1:

@@ -273,7 +273,7 @@ def check_types(options: GrowOptions) -> None:
             "object with begin and act"
         )
     if not isinstance(options.amp_dtype, torch.dtype | None):
-        raise UsageError(f"amp_dtype: got {options.amp_dtype!r}; give one such as torch.bfloat16")
+        raise UsageError(f"amp_dtype: got {options.amp_dtype!r}; give a dtype, as torch.bfloat16")
 
 
 def usable_device(device: torch.device | str) -> torch.device:
