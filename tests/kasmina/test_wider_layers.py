@@ -245,6 +245,27 @@ def test_slow_weights_start_at_the_new_ones_and_lists_of_states_anew() -> None:
     assert model.get_parameter("5.weight") not in optimizer.state
 
 
+class Caching(nn.Module):
+    """Attention and two views of a layer; its first pass computes what it then keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.cache = FusedAttention(), list[Tensor]()
+        self.one, self.head = nn.Linear(8, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache = self.cache or [x.exp()]
+        x = self.one(self.inner(x))
+        total, positive = x.sum(1), x.relu()
+        return self.head(total) + self.head(positive).sum(1)
+
+
+def test_a_pass_that_calls_fewer_functions_than_the_first_shifts_no_channels() -> None:
+    torch.manual_seed(0)
+    groups, _ = groups_of(Caching(), torch.randn(4, 7, 8))
+    assert {group.name for group in groups} == {"inner.qkv", "inner.project", "one"}
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def widened(module: nn.Module) -> None:
 
 
 def deepened(module: nn.Module) -> None:
-    deepen(module, "blocks", 0)
+    deepen(module, "blocks", 0, ())
 
 
 def record(epoch: int, share: float) -> esper.EpochRecord:

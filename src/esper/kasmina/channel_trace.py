@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.channel_probe import Position, positions, units_behind
-from esper.kasmina.nested import tensors
+from esper.kasmina.nested import map_leaves, tensors
 from esper.kasmina.wider_layers import BatchNorm, Convolution, Transposed
 
 _LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
@@ -25,8 +25,8 @@ _CONCATENATIONS = {"cat", "concat", "concatenate"}
 Unit = tuple[int, int]
 """See ``ChannelGroup.units``."""
 Trials = dict[tuple[Any, ...], list[Position | None]]
-"""By the number of a function's call, and by where the channels lie in its inputs: where in its
-outputs. The forward passes of one search call the same functions."""
+"""By a function's call and its number, and by where the channels lie in its inputs: where in its
+outputs."""
 
 
 @dataclass(eq=False)
@@ -337,7 +337,9 @@ class Recorder(TorchFunctionMode):
             (x, tags[id(x)].position.coarse(tags[id(x)].channels // channels)) for x in sources
         ]
         indices = [i for i, each in enumerate(tensors((args, kwargs))) if id(each) in tags]
-        key = self._number, channels, *indices, *(position for _, position in starts)
+        # A model that caches calls other functions in its next pass.
+        call = repr(map_leaves([func, args, kwargs], lambda x: x.shape))
+        key = self._number, call, channels, *indices, *(position for _, position in starts)
         if key not in self._trials:
             self._trials[key] = positions(func, args, kwargs, starts, channels)
         locations = self._trials[key]

@@ -95,11 +95,7 @@ def repeats(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Repeat], dic
 
 
 def deepen(
-    model: nn.Module,
-    container: str,
-    index: int,
-    zeros: tuple[str, ...] = (),
-    *optimizers: Optimizer,
+    model: nn.Module, container: str, index: int, zeros: tuple[str, ...], *optimizers: Optimizer
 ) -> Deepening:
     """Insert a copy of a block behind it.
 
