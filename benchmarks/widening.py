@@ -319,12 +319,17 @@ def tuned(arm: Arm, seeds: range = SEEDS, others: range = TUNING) -> list[dict[s
     return [arm(seed, rate) | {"rate": rate} for seed in seeds]
 
 
+def from_scratch(
+    host: Host, times: float, policy: str, epochs: int, seed: int, rate: float
+) -> dict[str, float]:
+    """Train a network with layers ``times`` as wide as those of the host; see ``Host.train``."""
+    return host.train(host.build(times, seed), seed, policy, epochs, rate)
+
+
 def fresh(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
     """The arms of a host that is trained from the start."""
 
-    def arm(times: float, policy: str, epochs: int, seed: int, rate: float) -> dict[str, float]:
-        return host.train(host.build(times, seed), seed, policy, epochs, rate)
-
+    arm = partial(from_scratch, host)
     parts = [tuned(partial(arm, times, "never", EPOCHS // len(SWEEP))) for times in SWEEP]
     best = [max(each, key=lambda one: one["validation"]) for each in zip(*parts, strict=True)]
     return {
@@ -338,12 +343,11 @@ def fresh(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
 def repeated(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
     """The grown network and the static one of its size, on more seeds that none was tuned on."""
 
-    def arm(times: float, policy: str, seed: int, rate: float) -> dict[str, float]:
-        return host.train(host.build(times, seed), seed, policy, EPOCHS, rate)
-
+    grown = partial(from_scratch, host, 1, "widen", EPOCHS)
+    static = partial(from_scratch, host, factor, "never", EPOCHS)
     return {
-        "grown": tuned(partial(arm, 1, "widen"), MORE_SEEDS, MORE_TUNING),
-        "static": tuned(partial(arm, factor, "never"), MORE_SEEDS, MORE_TUNING),
+        "grown": tuned(grown, MORE_SEEDS, MORE_TUNING),
+        "static": tuned(static, MORE_SEEDS, MORE_TUNING),
     }
 
 
@@ -380,14 +384,11 @@ def trained(host: Host, factor: float, epochs: int) -> dict[str, list[dict[str, 
         model = esper.shrink_and_perturb(trained_model(host, seed), fresh, share)
         return host.train(model, seed, "widen", epochs, rate)
 
-    def scratch(seed: int, rate: float) -> dict[str, float]:
-        return host.train(host.build(factor, seed), seed, "never", epochs, rate)
-
     arms: dict[str, Arm] = {
         "longer": partial(further, "never"),
         "grown": partial(further, "widen"),
         **{name: partial(shrunk, share) for name, share in SHARES.items()},
-        "scratch": scratch,
+        "scratch": partial(from_scratch, host, factor, "never", epochs),
     }
     return {name: tuned(arm, range(8)) for name, arm in arms.items()}
 

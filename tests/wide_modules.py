@@ -252,9 +252,9 @@ def decoder() -> nn.Module:
 def groups() -> nn.Module:
     """Convolutions in groups, one of which writes more than it reads, and a norm of maps."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, groups=4), nn.ReLU(),
-        nn.SyncBatchNorm(8), nn.Conv2d(8, 6, 1), nn.ConvTranspose2d(6, 12, 2, groups=3), nn.ReLU(),
-        nn.Flatten(), nn.BatchNorm1d(12 * 25), nn.Linear(12 * 25, 3),
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3, groups=4), nn.ReLU(),
+        nn.SyncBatchNorm(16), nn.Conv2d(16, 6, 1), nn.ConvTranspose2d(6, 3, 2, groups=3), nn.ReLU(),
+        nn.Flatten(), nn.BatchNorm1d(3 * 25), nn.Linear(3 * 25, 3),
     )  # fmt: skip
 
 

@@ -171,9 +171,9 @@ def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewCha
         unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
         for key, x in _tensors_of(module):
             size, *columns = rows_first(module, x).shape
-            if name in group.companions and (rows := group.rows(name, size, channels)) > 1:
-                unit = 1, rows
-            entries[f"{name}.{key}"] = x.new_zeros((count, *unit, *columns))
+            rows = group.rows(name, size, channels) if name in group.companions else 1
+            rows_of_unit = (1, rows) if rows > 1 else unit
+            entries[f"{name}.{key}"] = x.new_zeros((count, *rows_of_unit, *columns))
     return NewChannels(entries, count)
 
 

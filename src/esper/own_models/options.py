@@ -381,7 +381,7 @@ def check_model(model: nn.Module, policy: str | Actor = "rule") -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"model: got a {type(model).__name__}; give an nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
-        raise UsageError("model: it is scripted, and seeds need a module; give that module")
+        raise UsageError("model: it is scripted; give the nn.Module itself")
     is_compiled = any(getattr(each, "_compiled_call_impl", None) for each in model.modules())
     if is_compiled or hasattr(model, "_orig_mod"):
         raise UsageError(
