@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import reads_itself
+from esper.kasmina.layer_kinds import reads_itself
 from esper.own_models import width_search
 from esper.own_models.figure_intervals import interval
 from esper.own_models.objectives import Evaluator

@@ -123,13 +123,9 @@ class Recurrent(nn.Module):
 
 def perceptron(inputs: int = 5, outputs: int = 1) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(inputs, 16),
-        nn.ReLU(),
-        nn.Dropout(0.1),
-        nn.Linear(16, 16),
-        nn.ReLU(),
+        nn.Linear(inputs, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 16), nn.ReLU(),
         nn.Linear(16, outputs),
-    )
+    )  # fmt: skip
 
 
 def unchanged(model: nn.Module, state: dict[str, Tensor]) -> bool:

@@ -28,14 +28,9 @@ def ran(
 ) -> subprocess.CompletedProcess[str]:
     """A command that has ended, in whatever way, with its output."""
     return subprocess.run(
-        command,
-        cwd=where,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG,
-        check=False,
-    )
+        command, cwd=where, env=environment(**variables), capture_output=True, text=True,
+        timeout=WATCHDOG, check=False,
+    )  # fmt: skip
 
 
 def ran_python(

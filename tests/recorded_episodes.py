@@ -37,22 +37,14 @@ def synthetic_episodes(
 
     return Episodes(
         observation=Observation.from_tensors({n: padded(x) for n, x in seen.tensors().items()}),
-        actions=padded(actions),
-        log_prob=padded(log_prob),
-        values=torch.full((longest, count), float("nan")),
-        rewards=rewards * valid,
-        terminated=steps == ends - 1,
-        truncated=torch.zeros(longest, count, dtype=torch.bool),
-        twin_scores=torch.zeros(longest, count),
-        lengths=ends,
-        environments=torch.arange(count),
-        rounds=torch.ones(count, dtype=torch.long),
-        twins=torch.arange(count) // 2,
-        tasks=["task"] * count,
-        draws=["task"] * count,
-        runs=[Path("run")] * count,
+        actions=padded(actions), log_prob=padded(log_prob),
+        values=torch.full((longest, count), float("nan")), rewards=rewards * valid,
+        terminated=steps == ends - 1, truncated=torch.zeros(longest, count, dtype=torch.bool),
+        twin_scores=torch.zeros(longest, count), lengths=ends, environments=torch.arange(count),
+        rounds=torch.ones(count, dtype=torch.long), twins=torch.arange(count) // 2,
+        tasks=["task"] * count, draws=["task"] * count, runs=[Path("run")] * count,
         policies=["random"] * count,
-    )
+    )  # fmt: skip
 
 
 def episodes_of(rollout: Rollout[Observation]) -> Episodes:

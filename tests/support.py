@@ -353,14 +353,11 @@ def assert_same_environment(
     optimizer = stack.host_optimizer
     views = host.layout.views
     _assert_same_parameters(
-        f"host {n}",
-        dict(environment.host.named_parameters()),
-        environment.host_optimizer,
+        f"host {n}", dict(environment.host.named_parameters()), environment.host_optimizer,
         {name: view[n] for name, view in views(stack.host).items()},
         {name: view[n] for name, view in views(optimizer.first).items()},
-        {name: view[n] for name, view in views(optimizer.second).items()},
-        optimizer.step[n],
-    )
+        {name: view[n] for name, view in views(optimizer.second).items()}, optimizer.step[n],
+    )  # fmt: skip
     buffers = host.buffers.views(stack.buffers)
     for name, expected in environment.host.statistics().items():
         assert_same(buffers[name][n], expected, f"host {n} {name}")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from own_modules import Gpt, ResidualNet, images, tokens
 
@@ -97,11 +98,11 @@ class Attention(nn.Module):
 class FusedAttention(nn.Module):
     """All three from one layer, with the width of all heads in an attribute."""
 
-    def __init__(self) -> None:
+    def __init__(self, linear: Callable[..., nn.Module] = nn.Linear) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.inner = 3, 4, 12
         self.register_buffer("past", torch.ones(7, 7).tril().bool(), persistent=False)
-        self.qkv, self.project = nn.Linear(8, 36, bias=False), nn.Linear(12, 8)
+        self.qkv, self.project = linear(8, 36, bias=False), linear(12, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
@@ -241,6 +242,38 @@ def spectral() -> nn.Module:
     return nn.Sequential(first, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
 
 
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 has it at Hugging Face's, with the inputs first."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = True):
+        super().__init__()
+        self.nf, self.nx = outputs, inputs
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / 4)
+        self.bias = nn.Parameter(torch.full((outputs,), 0.1 * bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return y.view(x.size()[:-1] + (self.nf,))
+
+
+class Temporal(nn.Module):
+    """A block of a temporal network (Bai et al., 2018), whose convolutions have weight norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (weight_norm(nn.Conv1d(4, 4, 3, padding=1)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.conv2(self.conv1(x).relu())).relu()
+
+
+def temporal() -> nn.Module:
+    """Blocks behind a transposed convolution that has a weight norm, too."""
+    first = weight_norm(nn.ConvTranspose1d(1, 4, 2), dim=1)
+    blocks = nn.Sequential(Temporal(), Temporal())
+    return nn.Sequential(first, nn.ReLU(), blocks, nn.Flatten(), nn.Linear(4 * 8, 3))
+
+
 def decoder() -> nn.Module:
     """Transposed convolutions along time."""
     return nn.Sequential(
@@ -285,6 +318,13 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "branches": (Branches, lambda: torch.randn(8, 1, 8, 8), ("join", "left", "right")),
     "dense": (Dense, lambda: torch.randn(8, 6), ("layers.0", "layers.1", "layers.2")),
+    "slopes": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+            nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 36, 6), nn.PReLU(6), nn.Linear(6, 3),
+        ),
+        lambda: torch.randn(8, 1, 8, 8), ("0", "4"),
+    ),
     "convolutions": (flattening, lambda: torch.randn(8, 1, 8, 8), ("0", "4")),
     "sequences": (sequences, lambda: torch.randn(8, 1, 40), ("0", "3")),
     "gated": (
@@ -308,6 +348,11 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),
+    "inputs first": (lambda: Encoder(FusedAttention(Conv1D)), words, ("inner.qkv", "mlp.0")),
+    "weight norms": (
+        temporal, lambda: torch.randn(8, 1, 7),
+        ("0 + 2.0.conv2 + 2.1.conv2", "2.0.conv1", "2.1.conv1"),
+    ),
     "decoder": (decoder, lambda: torch.randn(8, 3, 5), ("0", "3")),
     "unet": (Unet, lambda: torch.randn(8, 1, 8, 8), ("down", "inside", "up")),
     "unrolled": (

@@ -33,12 +33,8 @@ def test_what_is_not_finite_or_not_recorded_is_left_out(tmp_path) -> None:
 
 def test_a_gymnasium_task_has_returns_and_lengths(tmp_path) -> None:
     ended = GymEpisodes(
-        time=0.0,
-        round=1,
-        environment=[0, 1],
-        episode_return=[10.0, 30.0],
-        length=[10, 30],
+        time=0.0, round=1, environment=[0, 1], episode_return=[10.0, 30.0], length=[10, 30],
         terminated=[True, True],
-    )
+    )  # fmt: skip
     run = write_run(tmp_path / "run", [started(1, gym="CartPole-v1"), ended])
     assert final_figures(run) == {"episode_return": 20.0, "length": 20.0}

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from esper.kasmina.deeper_stacks import deepen, match_depth, repeats
 from esper.kasmina.nested import tensors
 from own_modules import Gpt, ResidualNet, images, tokens
-from wide_modules import transformer
+from wide_modules import temporal, transformer
 
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, int]]] = {
     "residual": (ResidualNet, lambda: images(8)[0], {"layer1": 2}),
     "language": (Gpt, lambda: tokens(8)[:, :-1], {"blocks": 3}),
+    "weight norms": (temporal, lambda: torch.randn(8, 1, 7), {"2": 2}),
 }
 """By name: the module, inputs, and how many blocks each of its stacks has."""
 

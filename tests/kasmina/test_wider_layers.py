@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from esper.kasmina import wider_layers
 from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
+from esper.kasmina.layer_kinds import gates_of, rows_first, weight_name
 from esper.kasmina.wider_groups import wider_groups
-from esper.kasmina.wider_layers import NewChannels, gates_of, layer_sizes, resize, rows_first, widen
-from wide_modules import HOSTS, Attention, Encoder, FusedAttention, words
+from esper.kasmina.wider_layers import NewChannels, layer_sizes, resize, widen
+from wide_modules import HOSTS, Attention, Encoder, FusedAttention, spectral, words
 
 
 def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str, str]]:
@@ -89,11 +90,12 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         assert next(iter(sizes.values())) == rows * (group.channels + 3)
     readers = {name for group in groups for name in group.readers}
     layers = {name: model.get_submodule(name) for name in readers}
-    starts = {name: layer.get_parameter("weight").clone() for name, layer in layers.items()}
+    weights = {layer: layer.get_parameter(weight_name(layer)) for layer in layers.values()}
+    starts = {layer: weight.clone() for layer, weight in weights.items()}
     step(model, x, optimizer)
     step(model, x, optimizer)
-    for name, start in starts.items():
-        motion = rows_first(layers[name], layers[name].get_parameter("weight") - start)
+    for layer, start in starts.items():
+        motion = rows_first(layer, weights[layer] - start)
         assert bool(motion[:, -3:].any())
     wide = copy.deepcopy(model)
     assert type(wide) is type(model)
@@ -118,7 +120,8 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
 
 
 @pytest.mark.parametrize(
-    "host", ["perceptron", "tagger", "reader", "attention", "fused", "decoder", "groups"]
+    "host",
+    ["perceptron", "tagger", "reader", "attention", "fused", "decoder", "groups", "weight norms"],
 )
 @pytest.mark.parametrize(
     "kind",
@@ -353,6 +356,7 @@ class FixedSize(NormSum):
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
+        (nn.Sequential(nn.Linear(4, 6), spectral()), "0", "it with a weight of no known layer"),
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
         (NormSum(), "two + one", "add combines it with other channels"),
@@ -366,7 +370,6 @@ class FixedSize(NormSum):
         (Scaled(), "one", "has parameters of the module per channel"),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
-        (nn.Sequential(nn.Linear(4, 4), nn.PReLU(4), nn.Linear(4, 2)), "0", "parameters of 1"),
         (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0", "frozen"),
         (nn.Sequential(*TRANSPOSED), "1", "2 reads it in groups"),
     ],

@@ -21,14 +21,9 @@ from esper_lab.describe import Diagnosis, SharedStreams, diagnose, signal_to_noi
 from synthetic import CPU
 
 TASK = Task(
-    "tiny",
-    "digits",
-    MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)),
-    data.digits,
-    episode_length=30,
-    max_batches=1,
-    batch_size=8,
-)
+    "tiny", "digits", MlpHost(widths=(4, 4), classes=10, image=(8, 8, 1)), data.digits,
+    episode_length=30, max_batches=1, batch_size=8,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

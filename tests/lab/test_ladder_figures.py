@@ -43,14 +43,9 @@ def rung(name: str, mean: float) -> Rung:
 
 
 FOUND = Evaluation(
-    "runs/mine",
-    "tiny",
-    128,
-    ["a", "b"] * (HOSTS // 2),
-    [f"plan {i}" for i in range(6)],
-    [rung(name, 0.4 + 0.05 * i) for i, name in enumerate(NAMES)],
-    [None] * HOSTS,
-)
+    "runs/mine", "tiny", 128, ["a", "b"] * (HOSTS // 2), [f"plan {i}" for i in range(6)],
+    [rung(name, 0.4 + 0.05 * i) for i, name in enumerate(NAMES)], [None] * HOSTS,
+)  # fmt: skip
 
 
 def interval_of(values: np.ndarray) -> tuple[float, float, float]:

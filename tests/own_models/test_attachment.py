@@ -15,8 +15,8 @@ from esper.kasmina.blueprints import BUILDERS, FAMILIES, of_family
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.actions import BLUEPRINTS
 from esper.leyline.errors import UsageError
-from esper.own_models.grafted_model import attach, grown_seeds, new_seed, set_hook, strip
-from esper.own_models.saving import load_grown
+from esper.own_models.attachment import attach, grown_seeds, new_seed, set_hook, strip
+from esper.own_models.loading import load_grown
 from esper.own_models.written_code import rebuilding_code
 from grown_modules import slots_of
 from own_modules import Gpt, Recurrent, ResidualNet, images, perceptron, tokens

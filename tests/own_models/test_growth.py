@@ -16,8 +16,8 @@ from esper.kasmina.lifecycle import Rules
 from esper.leyline.actions import ALPHA_SPEED_STEPS, BLUEPRINTS, CANONICAL_CHOICE, HEADS, Op, Style
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
+from esper.own_models.attachment import grown_seeds
 from esper.own_models.controller import Growth
-from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.growing import grow
 from esper.tamiyo.baselines import without_learning
 from esper.tamiyo.policy.features import HISTORY, HOST_FEATURES, Observation

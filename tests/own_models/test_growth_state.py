@@ -13,8 +13,8 @@ from torch.optim import AdamW
 from esper.leyline.actions import ALPHA_SPEED_STEPS, ALPHA_TARGETS, BLUEPRINTS, Op
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
+from esper.own_models.attachment import grown_seeds
 from esper.own_models.controller import Growth
-from esper.own_models.grafted_model import grown_seeds
 from esper.own_models.lifecycle_controller import reason_for
 from esper.own_models.objectives import Validation
 from esper.tamiyo.heuristic import HeuristicActor

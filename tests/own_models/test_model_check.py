@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import esper
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.errors import UsageError
-from esper.own_models.grafted_model import attach, new_seed
+from esper.own_models.attachment import attach, new_seed
 from own_modules import ResidualNet, images, loader, perceptron, table
 from wide_modules import transformer
 

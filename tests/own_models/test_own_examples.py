@@ -19,7 +19,7 @@ from torch.optim import swa_utils
 
 import esper
 from esper.leyline.errors import UsageError
-from esper.own_models.grafted_model import grown_seeds
+from esper.own_models.attachment import grown_seeds
 from esper.scripts.grown_files import export, outputs
 from esper.tamiyo import try_and_keep
 from esper.tamiyo.policy.features import Observation
@@ -170,15 +170,10 @@ def fitted(policy: str | None, epochs: int, names: dict[str, Any] | None = None)
     if policy == "widen":
         callbacks = [names["WideningCallback"]()]
     trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         limit_train_batches=8,
-    )
+    )  # fmt: skip
     trainer.fit(module, train, validation)
     return trainer
 

@@ -47,16 +47,10 @@ def grown(
 
     arguments: dict[str, Any] = {"policy": "rule", "epochs": EPOCHS, "twin": True, "price": 0.001}
     return esper.grow(
-        ResidualNet(),
-        with_generator(),
-        loader(*images(32, 1)),
-        test_loader=loader(*images(16, 2)),
-        callbacks=[callback],
-        scheduler=SCHEDULERS[scheduler],
-        checkpoint=path,
-        progress=False,
+        ResidualNet(), with_generator(), loader(*images(32, 1)), test_loader=loader(*images(16, 2)),
+        callbacks=[callback], scheduler=SCHEDULERS[scheduler], checkpoint=path, progress=False,
         **arguments | more,
-    )
+    )  # fmt: skip
 
 
 def same(one: esper.GrowthResult | None, two: esper.GrowthResult | None) -> None:

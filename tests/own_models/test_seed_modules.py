@@ -10,8 +10,8 @@ from esper.kasmina.blueprints import FAMILIES, FORM_OF_STYLE, Form, of_family
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.kasmina.slots import SlotSpec
 from esper.leyline.actions import BLUEPRINTS, Style
-from esper.own_models import grafted_model
-from esper.own_models.grafted_model import REACH, attach, learn_behind, new_seed, set_hook
+from esper.own_models import attachment
+from esper.own_models.attachment import REACH, attach, learn_behind, new_seed, set_hook
 from esper.tolaria.backends.torch import branch, seed_views
 from own_modules import ResidualNet, images
 
@@ -196,7 +196,7 @@ def test_a_branch_in_training_learns_a_step_of_bounded_length_down_the_gradient(
 ) -> None:
     x, target = torch.randn(16, 8), torch.randn(16, 8)
     module, seed = nn.Identity(), Free(x)
-    monkeypatch.setattr(grafted_model, "Seed", Free)
+    monkeypatch.setattr(attachment, "Seed", Free)
     module.add_module("seed", seed)
     module.register_forward_hook(learn_behind)
     optimizer = torch.optim.SGD(seed.parameters(), lr=1.0)

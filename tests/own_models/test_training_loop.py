@@ -16,14 +16,9 @@ def training(scheduler: type, higher_is_better: bool = True, **more: object) -> 
     model = perceptron()
     made = SGD(model.parameters(), lr=1.0)
     return Training(
-        model,
-        [],
-        objective("mse"),
-        made,
-        torch.device("cpu"),
-        scheduler(made, **more),
+        model, [], objective("mse"), made, torch.device("cpu"), scheduler(made, **more),
         higher_is_better=higher_is_better,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

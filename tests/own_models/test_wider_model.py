@@ -201,6 +201,23 @@ def test_a_layer_whose_size_the_forward_pass_fixes_stays_and_the_others_grow() -
     assert model.two.out_features == 4
 
 
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
+def test_layers_with_a_weight_norm_become_wider_in_a_loop(norm: Any) -> None:
+    torch.manual_seed(0)
+    layers = norm(nn.Linear(6, 4)), nn.ReLU(), norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 3)
+    model, (x, y) = nn.Sequential(*layers), numbers(64, 0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for factor in (2.0, 1.5):
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        before = model(x)
+        esper.widen(model, loader(x, y), optimizer=optimizer, factor=factor)
+        torch.testing.assert_close(model(x), before)
+    lengths = [p for name, p in model.named_parameters() if name.endswith(("original0", "_g"))]
+    assert [len(each) for each in lengths] == [12, 12]
+    assert all(bool((each > 0.0).all()) for each in lengths)
+
+
 def test_where_nothing_becomes_larger_a_line_says_why() -> None:
     for function, model, line in (
         ("widen", nn.Linear(6, 3), "nothing is widened (no hidden layer of a known kind)"),

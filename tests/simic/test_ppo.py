@@ -144,14 +144,9 @@ def test_discount_and_rewards_reach_the_critic() -> None:
     agent = agent_with(seed=2, discount=0.0, learning_rate=3e-3)
     for episode in range(50):
         rollout = synthetic_rollout(
-            agent,
-            LENGTH,
-            16,
-            2,
-            seed=episode,
-            episode=episode,
+            agent, LENGTH, 16, 2, seed=episode, episode=episode,
             reward=lambda t: torch.full((16,), 3.0 if t < LENGTH / 2 else -1.0),
-        )
+        )  # fmt: skip
         agent.update(rollout)
     values = agent.return_moments.restore(rollout.values).mean(1)
     expected = torch.tensor([3.0, 3.0, 3.0, -1.0, -1.0, -1.0])

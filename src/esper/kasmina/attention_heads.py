@@ -6,11 +6,14 @@ both who widens it and who loads it later go by their names, and by the sizes of
 
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from typing import Any
 
 from torch import nn
 
+from esper.kasmina.layer_kinds import Linear, size_names
+
 _OF_ONE_HEAD = ("dim", "size", "width", "feature", "channel", "embd", "per_head")
-_LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+_LAYERS = Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def head_attributes(module: nn.Module) -> list[str]:
@@ -64,14 +67,10 @@ def _layers(module: nn.Module) -> dict[str, _LAYERS]:
     return {name: x for name, x in module.named_modules() if isinstance(x, _LAYERS)}
 
 
-def _sizes(layer: _LAYERS) -> tuple[int, int]:
-    """How many channels a layer writes, and how many it reads.
-
-    Its weight is not asked for: that of a spectral norm changes when it is.
-    """
-    if isinstance(layer, nn.Linear):
-        return layer.out_features, layer.in_features
-    return layer.out_channels, layer.in_channels
+def _sizes(layer: Any) -> tuple[int, int]:
+    """How many channels a layer writes, and how many it reads."""
+    rows, columns = (getattr(layer, name) for name in size_names(layer))
+    return rows, columns
 
 
 def _counts_heads(name: str) -> bool:

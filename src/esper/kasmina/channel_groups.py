@@ -18,6 +18,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.channel_trace import Recorder, TracedGroup, Trials, Unit
+from esper.kasmina.layer_kinds import tensors_of
 from esper.kasmina.nested import tensors
 
 
@@ -131,7 +132,8 @@ def _pass(
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
         layers = [*group.writers, *group.readers, *group.companions]
-        parameters = [p for name in layers for p in model.get_submodule(name).parameters(False)]
+        both = [x for name in layers for _, x in tensors_of(model.get_submodule(name))]
+        parameters = [x for x in both if isinstance(x, nn.Parameter)]
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):

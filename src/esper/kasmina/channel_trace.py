@@ -10,10 +10,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.channel_probe import Position, positions, units_behind
+from esper.kasmina.layer_kinds import (
+    PREFIX,
+    Convolution,
+    ConvTranspose,
+    Linear,
+    Norm,
+    has_weight_norm,
+    weight_name,
+)
 from esper.kasmina.nested import map_leaves, tensors
-from esper.kasmina.wider_layers import BatchNorm, Convolution, Transposed
 
-_LAYERS = {"linear", *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3))}
+_LAYERS = {
+    "linear",
+    "addmm",
+    *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
+}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
 _BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm", "masked_fill", "where"}
@@ -99,7 +111,8 @@ class Recorder(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, units: Mapping[str, Unit], trials: Trials):
         super().__init__()
-        self._units, self._trials, self._number = units, trials, 0
+        self._model, self._units, self._trials, self._number = model, units, trials, 0
+        self._weights = list[Tensor]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
@@ -176,12 +189,16 @@ class Recorder(TorchFunctionMode):
         tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
         name = getattr(func, "__name__", str(func))
         if name in _LAYERS:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            # A bias comes first in the latter.
+            place = 2 if name == "addmm" else 1
+            weight = args[place] if len(args) > place else kwargs["weight"]
             owner, layer = self._owners.get(id(weight), ("", None))
-            if isinstance(layer, nn.Linear | Convolution):
+            if isinstance(layer, Linear | Convolution):
                 output = func(*args, **kwargs)
-                self._layer(owner, layer, args[0] if args else kwargs["input"], output)
+                self._layer(owner, layer, args[place - 1] if args else kwargs["input"], output)
                 return output
+        if name == "_weight_norm":
+            return self._weight_of_norm(inputs, func(*args, **kwargs))
         if name in _RECURRENT and (owner := self._recurrent_owner(inputs)):
             outputs = func(*args, **kwargs)
             self._recurrent(owner, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
@@ -203,8 +220,13 @@ class Recorder(TorchFunctionMode):
         if not outputs:
             return output  # its shape, or another number
         if len(locations) != len(outputs) or None in locations:
+            verb = (
+                "reads it with a weight of no known layer"
+                if name in _LAYERS
+                else "mixes its channels"
+            )
             for tag in tags.values():
-                tag.group.reason = tag.group.reason or f"{name} mixes its channels"
+                tag.group.reason = tag.group.reason or f"{name} {verb}"
                 tag.group.is_mixed = True
             return output
         for x in sources:
@@ -217,6 +239,15 @@ class Recorder(TorchFunctionMode):
             assert position is not None
             self._tags[id(x)] = x, Tag(first, position, first.channels)
         return output
+
+    def _weight_of_norm(self, inputs: list[Tensor], weight: Tensor) -> Tensor:
+        """A weight that a weight norm computes: it counts as a parameter of its layer."""
+        name = self._owners.get(id(inputs[0]), ("", None))[0].removesuffix(f".{PREFIX[:-1]}")
+        layer = self._model.get_submodule(name)
+        if has_weight_norm(layer):
+            self._owners[id(weight)] = name, layer
+            self._weights.append(weight)
+        return weight
 
     def _concatenation(
         self, tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None, **_: Any
@@ -246,8 +277,9 @@ class Recorder(TorchFunctionMode):
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
         tag = self.tag(x)
-        is_linear = isinstance(layer, nn.Linear)
-        axis = output.ndim - 1 if is_linear else output.ndim - layer.weight.ndim + 1
+        is_linear = isinstance(layer, Linear)
+        dimensions = layer.get_parameter(weight_name(layer)).ndim
+        axis = output.ndim - 1 if is_linear else output.ndim - dimensions + 1
         if not is_linear and layer.groups > 1:
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
@@ -262,7 +294,7 @@ class Recorder(TorchFunctionMode):
                 tag.group.is_mixed = True
         unit = self._units.get(name, (1, 1))
         group = self._written(name, output.shape[axis] // prod(unit))
-        group.is_rigid |= isinstance(layer, Transposed)
+        group.is_rigid |= isinstance(layer, ConvTranspose)
         if name in self._units:
             group.units.setdefault(name, unit)
         gates, rows = group.units.get(name, unit)
@@ -311,7 +343,7 @@ class Recorder(TorchFunctionMode):
         """Note the module whose parameters or buffers a function applies to the channels."""
         for x in (x for x in inputs if id(x) in self._owners):
             name, module = self._owners[id(x)]
-            if isinstance(module, BatchNorm) and tag.is_contiguous:
+            if isinstance(module, Norm | nn.PReLU) and tag.is_contiguous:
                 self._note_companion(tag.group, name)
             elif _is_per_channel(x, source, tag.position.axis, function):
                 holder = name or "the module"

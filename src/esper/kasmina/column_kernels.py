@@ -52,13 +52,9 @@ def norm(x: Tensor, vectors: Norm, training: bool) -> tuple[Tensor, Statistics |
     statistics = _statistics(x, vectors, rows, columns) if training else None
     running = vectors[2:4] if statistics is None else statistics
     normalise_kernel[_grid(rows, ROWS, columns)](
-        (x, out),
-        (vectors.weight, vectors.bias, *running),
-        (rows, columns, *vectors.strides),
-        vectors.epsilon,
-        (x.shape[4], training, vectors.rectify),
-        (ROWS, COLUMNS),
-    )
+        (x, out), (vectors.weight, vectors.bias, *running), (rows, columns, *vectors.strides),
+        vectors.epsilon, (x.shape[4], training, vectors.rectify), (ROWS, COLUMNS),
+    )  # fmt: skip
     return out, statistics
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.kasmina.layer_kinds import factors_of, tensors_of, weight_name
+
 MOST_LAYERS = 3
 """Most layers of a block that are made zero together."""
 EXACT = 1e-6
@@ -109,7 +111,7 @@ def deepen(
     stack: Any = model.get_submodule(container)
     new = copy.deepcopy(stack[index])
     for name in zeros:
-        for parameter in new.get_submodule(name).parameters(recurse=False):
+        for parameter in factors_of(new.get_submodule(name)):
             nn.init.zeros_(parameter)
     pairs = dict(zip(map(id, stack[index].parameters()), new.parameters(), strict=True))
     stack.insert(index + 1, new)
@@ -157,7 +159,7 @@ def _zeros(block: nn.Module, calls: list[Any]) -> tuple[str, ...] | str:
     layers = [
         name
         for name, layer in trial.named_modules()
-        if "weight" in dict(layer.named_parameters(recurse=False))
+        if weight_name(layer) in dict(tensors_of(layer))
     ]
     # The last layers first: what comes before them then still gets a gradient.
     for count in range(1, MOST_LAYERS + 1):
@@ -210,7 +212,7 @@ class _Silence:
 
     def __init__(self, module: nn.Module, names: tuple[str, ...]):
         layers = [module.get_submodule(name) for name in names]
-        self._parameters = [p for layer in layers for p in layer.parameters(recurse=False)]
+        self._parameters = [p for layer in layers for p in factors_of(layer)]
 
     def __enter__(self) -> None:
         self._before = [p.detach().clone() for p in self._parameters]

@@ -70,11 +70,9 @@ MIN_CONTRIBUTION = 0.01
 """Minimum contribution to expected accuracy for a strict G5."""
 
 _GATES = StageSets(
-    LIVING,
-    DEVELOPING,
-    *((stage,) for stage in (Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING)),
+    LIVING, DEVELOPING, *((stage,) for stage in (Stage.DORMANT, Stage.GERMINATED, Stage.TRAINING)),
     *((stage,) for stage in (Stage.BLENDING, Stage.HOLDING)),
-)
+)  # fmt: skip
 BLENDING_STAGES = (Stage.BLENDING, Stage.HOLDING)
 """Stages in which alpha may be given a new target."""
 _CHANGEABLE = StageSets(BLENDING_STAGES, PRUNABLE)
@@ -240,14 +238,10 @@ def tick(state: SeedState, rules: Rules) -> SeedState:
     faded_out = ends & state.pruning
     stage = state.stage.masked_fill(pruned, Stage.EMBARGOED).masked_fill(reopens, Stage.RESETTING)
     later = replace(
-        state,
-        alpha=alpha,
-        alpha_velocity=alpha - state.alpha,
-        ramp_mode=state.ramp_mode.masked_fill(ends, AlphaMode.HOLD),
-        ramp_done=ramp_done,
-        age=state.age + state.living,
-        stage_age=stage_age,
-    )
+        state, alpha=alpha, alpha_velocity=alpha - state.alpha,
+        ramp_mode=state.ramp_mode.masked_fill(ends, AlphaMode.HOLD), ramp_done=ramp_done,
+        age=state.age + state.living, stage_age=stage_age,
+    )  # fmt: skip
     later = _in_stage(later, stage.masked_fill(faded_out, Stage.PRUNED))
     return _at_rest(later, faded_out).with_empty_slots(resetting)
 

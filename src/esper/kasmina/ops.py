@@ -196,18 +196,11 @@ class _HalfConvolution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
         images, weight = (part.float() for part in ctx.saved_tensors)
         both = torch.ops.aten.convolution_backward(
-            gradient.float(),
-            images,
-            weight,
-            bias_sizes=None,
-            stride=[1, 1],
-            padding=[weight.shape[-1] // 2] * 2,
-            dilation=[1, 1],
-            transposed=False,
-            output_padding=[0, 0],
-            groups=ctx.groups,
+            gradient.float(), images, weight, bias_sizes=None, stride=[1, 1],
+            padding=[weight.shape[-1] // 2] * 2, dilation=[1, 1], transposed=False,
+            output_padding=[0, 0], groups=ctx.groups,
             output_mask=[ctx.needs_input_grad[0], True, False],
-        )
+        )  # fmt: skip
         of_images, of_weight, _ = both
         return (None if of_images is None else of_images.half()), of_weight.half(), None
 
@@ -234,15 +227,9 @@ def batch_norm(
     # treats a strided weight (flatten of [N, 1]) as contiguous.
     mean, variance = running_mean.flatten().clone(), running_variance.flatten().clone()
     images = F.batch_norm(
-        to_images(x),
-        mean,
-        variance,
-        weight.flatten().contiguous(),
-        bias.flatten().contiguous(),
-        training,
-        momentum,
-        NORM_EPSILON,
-    )
+        to_images(x), mean, variance, weight.flatten().contiguous(), bias.flatten().contiguous(),
+        training, momentum, NORM_EPSILON,
+    )  # fmt: skip
     if training:
         with torch.no_grad():
             running_mean.copy_(mean.view_as(running_mean))

@@ -1,24 +1,32 @@
 """Widening of a group of channels, in place: the layers stay what they are, with larger sizes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.attention_heads import head_attributes, head_counts
+from esper.kasmina.layer_kinds import (
+    WEIGHT_NORMS,
+    gates_of,
+    holder_of,
+    layer_and_key,
+    reads_itself,
+    rows_first,
+    size_names,
+    tensors_of,
+    weight_name,
+)
 from esper.kasmina.nested import leaves
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
-
-Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
-Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
-BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +106,7 @@ def widen(
         _add(change, module, key, size - getattr(module, key))
     for name in (*group.writers, *group.companions):
         module, is_writer = model.get_submodule(name), name in group.writers
-        for key, x in _tensors_of(module):
+        for key, x in tensors_of(module):
             entry = new.entries.get(f"{name}.{key}")
             if entry is not None:
                 old = rows_first(module, x.detach())
@@ -113,24 +121,23 @@ def widen(
                 _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
-        weight = rows_first(module, module.get_parameter("weight"))
+        key = weight_name(module)
+        weight = rows_first(module, module.get_parameter(key))
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
         end = block * ends[name]
         value = rows_first(module, _insert(weight, zeros, end, axis=1))
-        _replace(change, module, "weight", value)
-        change.ends[module, "weight"] = change.ends.get((module, "weight"), weight.shape)[0], end
+        _replace(change, module, key, value)
+        change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
         _add(change, module, size_names(module)[1], block * new.count)
     for optimizer in optimizers:
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
             if before in optimizer.state:
                 change.states[before] = optimizer, optimizer.state.pop(before)
-                ends_of = change.ends[module, key]
-                if rows_first(module, before) is not before:
-                    ends_of = ends_of[::-1]
                 state = _padded_state(
-                    change.states[before][1], before, after, gates.get(module, 1), ends_of
-                )
+                    change.states[before][1], before, after, gates.get(module, 1),
+                    change.ends[module, key], partial(rows_first, module),
+                )  # fmt: skip
                 if state is not None:
                     optimizer.state[after] = state
     return change
@@ -169,11 +176,13 @@ def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewCha
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
         unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
-        for key, x in _tensors_of(module):
+        for key, x in tensors_of(module):
             size, *columns = rows_first(module, x).shape
             rows = group.rows(name, size, channels) if name in group.companions else 1
             rows_of_unit = (1, rows) if rows > 1 else unit
-            entries[f"{name}.{key}"] = x.new_zeros((count, *rows_of_unit, *columns))
+            # A direction of 0 has no length.
+            value = float(key in WEIGHT_NORMS)
+            entries[f"{name}.{key}"] = x.new_full((count, *rows_of_unit, *columns), value)
     return NewChannels(entries, count)
 
 
@@ -184,36 +193,6 @@ At the whole mean, Adam moves new entries so slowly that a network widened in th
 does not reach one that was wide from the start; at 0 their first steps are several times as long as
 the learning rate, which costs as much where that is high (``benchmarks/widening.py``).
 """
-
-SIZES: dict[type[nn.Module], tuple[str, str]] = {
-    nn.Linear: ("out_features", "in_features"),
-    **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
-    **dict.fromkeys(get_args(BatchNorm), ("num_features", "num_features")),
-    nn.RNNBase: ("hidden_size", "hidden_size"),
-}
-"""Attributes that hold how many channels a layer writes, and how many it reads."""
-
-
-def size_names(module: nn.Module) -> tuple[str, ...]:
-    """The attributes of a layer in ``SIZES``; none if it is another module."""
-    return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
-
-
-def rows_first(module: nn.Module, x: Tensor) -> Tensor:
-    """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
-    swaps = isinstance(module, Transposed) and module.groups == 1 and x.ndim > 2
-    return x.transpose(0, 1) if swaps else x
-
-
-def gates_of(module: nn.Module) -> int:
-    """How many rows of each parameter of a layer belong to one channel."""
-    return next((n for kind, n in ((nn.LSTM, 4), (nn.GRU, 3)) if isinstance(module, kind)), 1)
-
-
-def reads_itself(module: nn.Module, name: str) -> bool:
-    """Whether a parameter of a layer has the layer's own hidden units as columns."""
-    is_matrix = isinstance(module, nn.RNNBase) and name.startswith("weight_")
-    return is_matrix and name != "weight_ih_l0"
 
 
 def resize(
@@ -234,16 +213,18 @@ def resize(
     names, later = [], {}
     ratios: tuple[dict[str, Fraction], ...] = {}, {}
     for name, module in model.named_modules():
-        weight, like = module._parameters.get("weight"), state.get(f"{name}.weight")
-        if isinstance(weight, Tensor) and isinstance(like, Tensor) and weight.ndim > 1:
-            for of_axis, size, wide in zip(ratios, weight.shape, like.shape, strict=False):
+        weight = dict(tensors_of(module)).get(key := weight_name(module))
+        like = state.get(f"{name}.{key}")
+        if weight is not None and isinstance(like, Tensor) and weight.ndim > 1:
+            shapes = rows_first(module, weight).shape, rows_first(module, like).shape
+            for of_axis, size, wide in zip(ratios, *shapes, strict=False):
                 if size != wide:
                     of_axis[name] = Fraction(wide, size)
     for module, key, size in list(head_counts(model, *ratios)):
         setattr(module, key, size)
     for name, module in model.named_modules():
         attributes = size_names(module)
-        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in _tensors_of(module)]
+        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in tensors_of(module)]
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
@@ -257,7 +238,7 @@ def resize(
             _put(module, key, new)
             if key == "weight_hh_l0":
                 module.hidden_size = like.shape[1]
-            if key in ("weight", "running_mean"):
+            if key in (weight_name(module), "running_mean"):
                 sizes = list(rows_first(module, like).shape)
                 if getattr(module, "groups", 1) > 1:
                     attributes = (*attributes, "groups")
@@ -288,31 +269,22 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
 
 def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     """Whether ``resize`` can give a parameter or buffer, by its full name, a shape."""
-    layer, _, key = name.rpartition(".")
+    layer, key = layer_and_key(name)
     try:
         module = model.get_submodule(layer)
+        holder, entry = holder_of(module, key)
     except AttributeError:
         return False
-    before = _slot(module, key).get(key)
+    before = holder.get(entry)
     if before is None or before.ndim != len(shape) or not size_names(module):
         return False
     return all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
 
-def _tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Parameters and buffers of a module itself that have an axis."""
-    both = {**module._parameters, **module._buffers}
-    return [(name, x) for name, x in both.items() if x is not None and x.ndim]
-
-
-def _slot(module: nn.Module, name: str) -> dict[str, Any]:
-    """The dictionary of the module that holds a parameter or buffer."""
-    return module._parameters if name in module._parameters else module._buffers
-
-
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
     """Exchange a parameter or buffer."""
-    _slot(module, name)[name] = value
+    holder, key = holder_of(module, name)
+    holder[key] = value
     if isinstance(module, nn.RNNBase):
         module._flat_weights[module._flat_weights_names.index(name)] = value
 
@@ -357,7 +329,8 @@ def _positions(old: int, new: int, end: int) -> Tensor:
 
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
     """Put a longer tensor in the place of a parameter or buffer."""
-    before = _slot(module, name)[name]
+    holder, key = holder_of(module, name)
+    before = holder[key]
     earlier = next((p for p in change.exchanges if p[0] is module and p[1] == name), None)
     after: Tensor = value.detach()
     if isinstance(before, nn.Parameter):
@@ -383,9 +356,12 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
 
 
 def _padded_state(
-    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, ...]
-) -> dict[str, Any] | None:
+    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, ...],
+    turn: Callable[[Tensor], Tensor],
+) -> dict[str, Any] | None:  # fmt: skip
     """The optimizer's state for a parameter that became longer, with rows in so many gates.
+
+    ``turn`` puts the rows of a layer first, see ``rows_first``.
 
     None if it is not one of entries: the optimizer then begins anew with this parameter.
     """
@@ -410,11 +386,12 @@ def _padded_state(
         if value.shape == weights.shape and (value.float() - weights).norm() < 0.7 * weights.norm():
             start = after.detach().to(value)
         padded = start.expand(sizes).clone()
+        longer, value = turn(padded), turn(value)
         if gates > 1:
-            _write_gates(padded, value, gates)
+            _write_gates(longer, value, gates)
         else:
-            rows, *columns = map(_positions, value.shape, sizes, ends)
-            padded[(rows[:, None], *columns) if columns else rows] = value
+            rows, *columns = map(_positions, value.shape, longer.shape, ends)
+            longer[(rows[:, None], *columns) if columns else rows] = value
         result[key] = padded
     return result
 

@@ -7,7 +7,8 @@ import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import channel_count, parameter_count, reads_itself, size_names
+from esper.kasmina.layer_kinds import reads_itself, size_names, tensors_of, weight_name
+from esper.kasmina.wider_layers import channel_count, parameter_count
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
 """How many times as wide a layer may become."""
@@ -82,11 +83,13 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     total = parameter_count(model)
     for name in rows.keys() | columns.keys():
         layer = model.get_submodule(name)
-        for key, parameter in layer.named_parameters(recurse=False):
+        for key, x in tensors_of(layer):
+            if not isinstance(x, nn.Parameter):
+                continue
             factor = rows.get(name, 1.0)
             if reads_itself(layer, key):
                 factor *= factor
-            elif key == "weight":
+            elif key == weight_name(layer):
                 factor *= columns.get(name, 1.0)
-            total += round(parameter.numel() * (factor - 1.0))
+            total += round(x.numel() * (factor - 1.0))
     return total

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.kasmina.slots import Slot as Slot
+    from esper.own_models.attachment import strip as strip
     from esper.own_models.controller import Growth as Growth
-    from esper.own_models.grafted_model import strip as strip
     from esper.own_models.growing import grow as grow
     from esper.own_models.growth_result import EpochRecord as EpochRecord
     from esper.own_models.growth_result import GrowthResult as GrowthResult
+    from esper.own_models.loading import load_grown as load_grown
     from esper.own_models.model_check import check as check
     from esper.own_models.objectives import Validation as Validation
-    from esper.own_models.saving import load_grown as load_grown
     from esper.own_models.wider_model import Enlargement as Enlargement
     from esper.own_models.wider_model import deepen as deepen
     from esper.own_models.wider_model import widen as widen
@@ -27,8 +27,8 @@ HOMES = {
     "check": "own_models.model_check",
     "deepen": "own_models.wider_model",
     "grow": "own_models.growing",
-    "load_grown": "own_models.saving",
-    "strip": "own_models.grafted_model",
+    "load_grown": "own_models.loading",
+    "strip": "own_models.attachment",
     "widen": "own_models.wider_model",
 }
 """Where each public name lives. It is imported when it is first used: torch takes seconds."""

@@ -10,8 +10,8 @@ from torch import nn
 
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.stages import Stage
-from esper.own_models import saving
-from esper.own_models.grafted_model import copied_state
+from esper.own_models import loading
+from esper.own_models.attachment import copied_state
 from esper.own_models.growth_result import EpochRecord, comparable, price_of
 from esper.own_models.objectives import Validation
 
@@ -61,8 +61,8 @@ class BestEpoch:
             those of that epoch.
         """
         state = copied_state(model)
-        saving.reset(model, self._initial)
-        saving.load_grown(model, self._state)
+        loading.reset(model, self._initial)
+        loading.load_grown(model, self._state)
         self._state, self.copies, copies = state, copies, self.copies
         return copies
 

@@ -14,7 +14,7 @@ from esper.kasmina.slots import SlotSpec
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
-from esper.own_models.grafted_model import GraftedModel, grown_seeds
+from esper.own_models.attachment import grown_seeds
 from esper.own_models.growth_result import EpochOutcome, EpochRecord
 from esper.own_models.objectives import Evaluator, Scale, Validation, as_score
 from esper.own_models.options import GrowthOptions, check_arguments, describe, process_count
@@ -312,19 +312,16 @@ class Growth:
 
     def _create_lifecycle(self, slots: tuple[SlotSpec, ...]) -> None:
         """Prepare the lifecycle of seeds in the slots."""
+        from esper.own_models.grafted_model import GraftedModel
         from esper.own_models.lifecycle_controller import LifecycleController, actor
 
         options = self.options
         policy = actor(options.policy, slots, options.epochs, options.seed, self._say)
         body = GraftedModel(self.model, slots, self.optimizer, options.epochs, options.seed)
         self._lifecycle = LifecycleController(
-            body,
-            policy,
-            lambda: self._validation(None),
-            options.price,
-            options.max_parameters,
+            body, policy, lambda: self._validation(None), options.price, options.max_parameters,
             self.classes,
-        )
+        )  # fmt: skip
 
     def _validation(self, score: "float | Validation | None") -> Validation:
         if score is None:
@@ -342,13 +339,11 @@ class Growth:
         return EpochRecord(
             epoch=len(self.history) + 1,
             train_loss=None if train_loss is None else float(train_loss),
-            **asdict(outcome.validation),
-            parameters=parameter_count(self.model),
+            **asdict(outcome.validation), parameters=parameter_count(self.model),
             added=0 if self._lifecycle is None else self._lifecycle.acting_parameters,
             stages={} if self._lifecycle is None else self._lifecycle.stages,
-            contributions=outcome.contributions,
-            actions=outcome.actions,
-        )
+            contributions=outcome.contributions, actions=outcome.actions,
+        )  # fmt: skip
 
     def _say(self, message: str) -> None:
         if self.report is not None:

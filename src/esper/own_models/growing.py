@@ -24,7 +24,6 @@ from esper.own_models.options import (
     usable_device,
 )
 from esper.own_models.samples import first_batch, to_device, unpack_for
-from esper.own_models.saving import check_folder
 from esper.own_models.training_loop import Attempts, Recipe
 
 Options = ParamSpec("Options")
@@ -131,6 +130,8 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     check_types(options)
     if options.checkpoint is not None:
         # Before the run directory is made, which would bring back one that was removed meanwhile.
+        from esper.own_models.resume_file import check_folder
+
         check_folder(Path(options.checkpoint))
     goal = objective(options.loss)
     device = _device(model, options.device)
@@ -138,13 +139,10 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
     for name, batch in batches.items():
         check_batch(name, model, batch, goal, device, options)
     return Recipe(
-        options=options,
-        train_loader=loaders["train_loader"],
-        loaders=tuple(loaders.values()),
-        objective=goal,
-        device=device,
+        options=options, train_loader=loaders["train_loader"], loaders=tuple(loaders.values()),
+        objective=goal, device=device,
         example=to_device(options.unpack(batches["train_loader"])[0], device),
-    )
+    )  # fmt: skip
 
 
 def _device(model: nn.Module, name: torch.device | str | None) -> torch.device:

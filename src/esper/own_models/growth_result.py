@@ -10,7 +10,7 @@ from msgspec import convert, to_builtins
 from torch import nn
 
 from esper.leyline.stages import Stage
-from esper.own_models.grafted_model import grown_seeds
+from esper.own_models.attachment import grown_seeds
 from esper.own_models.objectives import Unit, Validation
 
 if TYPE_CHECKING:

@@ -73,19 +73,13 @@ class LifecycleController:
         self._words: set[str] = set()
         unknown = torch.full((1, HISTORY + 1), float("nan"))
         self._progress = Progress(
-            step=0,
-            episode_length=epochs,
-            losses=unknown,
-            expected=unknown.clone(),
-            train_loss=unknown[:, 0].clone(),
-            train_accuracy=unknown[:, 0].clone(),
+            step=0, episode_length=epochs, losses=unknown, expected=unknown.clone(),
+            train_loss=unknown[:, 0].clone(), train_accuracy=unknown[:, 0].clone(),
             slot_measures=torch.full((*shape, len(SLOT_MEASURES)), float("nan")),
-            last_op=torch.zeros(1, dtype=torch.long),
-            success=torch.ones(1, dtype=torch.bool),
+            last_op=torch.zeros(1, dtype=torch.long), success=torch.ones(1, dtype=torch.bool),
             rolled_back=torch.zeros(1, dtype=torch.bool),
-            log_price=log_price(torch.tensor([price])),
-            deadline=torch.ones(1, dtype=torch.float64),
-        )
+            log_price=log_price(torch.tensor([price])), deadline=torch.ones(1, dtype=torch.float64),
+        )  # fmt: skip
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -141,13 +135,9 @@ class LifecycleController:
                 validation = self.validate()
                 measurement = self._measurement(validation)
         self._now = self._steps.advance_lifecycle(
-            before,
-            rolled_back if bool(rolled_back) else None,
-            self._now,
-            self._accuracy,
-            epoch,
+            before, rolled_back if bool(rolled_back) else None, self._now, self._accuracy, epoch,
             measurement,
-        )
+        )  # fmt: skip
         self._accuracy = measurement.scores.accuracy
         self.remember(validation)
         progress = self._progress
@@ -257,12 +247,9 @@ class LifecycleController:
         score = self._progress.expected[:, -1]
         features = self._steps.observe(self._progress, before, score, score)
         observation = Observation(
-            features.host,
-            features.slots,
-            features.blueprints,
-            torch.zeros_like(features.critic),
+            features.host, features.slots, features.blueprints, torch.zeros_like(features.critic),
             masks,
-        )
+        )  # fmt: skip
         # Masks are changed below; what the policy observed is kept.
         tensors = {name: x.clone() for name, x in observation.tensors().items()}
         actions = self._actions(observation, number)

@@ -15,7 +15,7 @@ from esper.kasmina.wider_layers import parameter_count
 from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples
-from esper.own_models.grafted_model import attach, learn_behind, new_seed, set_hook, strip
+from esper.own_models.attachment import attach, learn_behind, new_seed, set_hook, strip
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
 from esper.own_models.options import PRICE, check_loaders, check_model, loss_problem
 from esper.own_models.samples import (

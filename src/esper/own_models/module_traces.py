@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from esper.kasmina.nested import below, leaves
-from esper.own_models.grafted_model import SEED
+from esper.own_models.attachment import SEED
 
 Run = Callable[[bool], Any]
 """Runs a forward pass of the model in evaluation mode and returns its output: with half the samples

@@ -17,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.wider_layers import (
-    BatchNorm,
-    NewChannels,
-    channel_count,
-    end_of,
+from esper.kasmina.layer_kinds import (
+    WEIGHT_NORMS,
+    Linear,
+    Norm,
+    free_weight,
+    layer_and_key,
     reads_itself,
     rows_first,
-    widen,
-    zero_channels,
+    tensors_of,
 )
+from esper.kasmina.wider_layers import NewChannels, channel_count, end_of, widen, zero_channels
 from esper.own_models.samples import random_state_kept
 
 CANDIDATES = 256
@@ -73,7 +74,7 @@ def propose(
     handles = []
     for name in group.readers:
         layer = trial.get_submodule(name)
-        layer.get_parameter("weight").requires_grad_(True)
+        free_weight(layer).requires_grad_(True)
         handles.append(layer.register_forward_hook(_keep(*records[name])))
     with random_state_kept(), torch.enable_grad():
         for batch in batches:
@@ -95,15 +96,18 @@ def _candidates(
     """
     entries = dict(zero_channels(model, group, count).entries)
     for full, zeros in entries.items():
-        name, _, key = full.rpartition(".")
+        name, key = layer_and_key(full)
         layer = model.get_submodule(name)
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, Norm):
             entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
             continue
-        old: Tensor = getattr(layer, key).detach()
+        old = dict(tensors_of(layer))[key].detach()
         size = old.square().mean().sqrt()
         if isinstance(layer, nn.RNNBase):
             size = size.new_full((), (3.0 * channels) ** -0.5)
+        if key in WEIGHT_NORMS.values() or isinstance(layer, nn.PReLU):
+            entries[full] = zeros + size
+            continue
         entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
     return NewChannels(entries, count)
 
@@ -114,7 +118,7 @@ def _joined(
     """The channels; those of a recurrent layer read each other."""
     entries = dict(new.entries)
     for full, rows in new.entries.items():
-        name, _, key = full.rpartition(".")
+        name, key = layer_and_key(full)
         if reads_itself(model.get_submodule(name), key):
             draws = torch.randn(*rows.shape[:2], new.count, generator=generator).to(rows)
             size = (3.0 * (group.channels + new.count)) ** -0.5
@@ -127,7 +131,7 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     entries = dict(new.entries)
     for name in group.companions:
         module = model.get_submodule(name)
-        if isinstance(module, BatchNorm) and module.running_mean is not None:
+        if isinstance(module, Norm) and module.running_mean is not None:
             for key in ("running_mean", "running_var"):
                 like = entries[f"{name}.{key}"]
                 end = end_of(model, group, name) * (like.numel() // new.count)
@@ -171,8 +175,8 @@ class _Reader:
     def __init__(
         self, model: nn.Module, name: str, group: ChannelGroup, count: int, record: Record
     ):
-        layer = model.get_submodule(name)
-        weight, block = layer.get_parameter("weight"), group.readers[name]
+        layer: Any = model.get_submodule(name)
+        weight, block = layer.weight, group.readers[name]
         inputs = torch.cat([_rows(layer, x) for x in record[0]]).double()
         assert weight.grad is not None
         # Of a concatenation, what is of the group.
@@ -228,8 +232,7 @@ class _Reader:
         return torch.where(self.variance > limit, gain, 0.0).view(-1, self.variables).sum(1)
 
 
-def _rows(layer: nn.Module, x: Tensor) -> Tensor:
+def _rows(layer: Any, x: Tensor) -> Tensor:
     """An activation as ``[positions, channels]``."""
-    linear = isinstance(layer, nn.Linear)
-    axis = x.ndim - 1 if linear else x.ndim - layer.get_parameter("weight").ndim + 1
+    axis = x.ndim - 1 if isinstance(layer, Linear) else x.ndim - layer.weight.ndim + 1
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])

@@ -286,11 +286,9 @@ def _of_module(module: Any) -> Objective:
     assert terms is not None
     assert sums is not None
     return replace(
-        base,
-        loss=cross_entropy,
-        terms=lambda output, target: terms(output, labels(target)),
+        base, loss=cross_entropy, terms=lambda output, target: terms(output, labels(target)),
         sums=lambda output, target: sums(output, labels(target)),
-    )
+    )  # fmt: skip
 
 
 def _masked(target: Tensor, label: int) -> Tensor:

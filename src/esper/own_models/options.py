@@ -29,7 +29,7 @@ from esper.leyline.config.setting import (
     up_to,
 )
 from esper.leyline.errors import UsageError, first_line
-from esper.own_models.grafted_model import grown_seeds, updates
+from esper.own_models.attachment import grown_seeds, updates
 from esper.own_models.growth_result import EpochRecord
 from esper.own_models.objectives import Loss, Objective, autocast
 from esper.own_models.samples import (

@@ -20,18 +20,12 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLR
 from esper.kasmina.wider_layers import layer_sizes, parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
-from esper.own_models import saving
+from esper.own_models import loading
+from esper.own_models.attachment import copied_state, grown_seeds, optimizer_of, strip, updates
 from esper.own_models.best_epoch import BestEpoch
 from esper.own_models.controller import Growth
 from esper.own_models.figure_intervals import interval, sample_values
-from esper.own_models.grafted_model import (
-    SEED_GROUP,
-    copied_state,
-    grown_seeds,
-    optimizer_of,
-    strip,
-    updates,
-)
+from esper.own_models.grafted_model import SEED_GROUP
 from esper.own_models.growth_result import EpochRecord, GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
 from esper.own_models.options import GrowOptions, to_resume
@@ -216,13 +210,11 @@ class Recipe:
         """The training of ``model`` with the optimizer of its growth."""
         options, optimizer = self.options, growth.optimizer
         return Training(
-            model,
-            self.train_loader,
-            optimizer=optimizer,
+            model, self.train_loader, optimizer=optimizer,
             scheduler=options.scheduler(optimizer) if options.scheduler else None,
             clip=None if options.clip is None else partial(growth.clip, options.clip),
             **self._shared(),
-        )
+        )  # fmt: skip
 
     def evaluator(self, model: nn.Module, loader: Iterable[Any], scale: Scale) -> Evaluator:
         """The validation of ``model`` on a loader."""
@@ -288,7 +280,9 @@ class Attempts:
         settings = {"model": parameters, **to_resume(recipe.options)}
         checkpoint = None
         if self.path is not None:
-            checkpoint = saving.read(self.path, settings)
+            from esper.own_models import resume_file  # only who resumes needs it
+
+            checkpoint = resume_file.read(self.path, settings)
         random = random_state(recipe.loaders)
         self._checkpoint: dict[str, Any] = checkpoint or {
             "settings": settings,
@@ -324,7 +318,7 @@ class Attempts:
             state = checkpoint["now"]
             if state is None:
                 if self._keeps:
-                    saving.reset(model, checkpoint["initial"])
+                    loading.reset(model, checkpoint["initial"])
                     model.load_state_dict(checkpoint["initial"])
                 if number == 0:
                     set_random_state(checkpoint["begun"], self.recipe.loaders)
@@ -346,8 +340,8 @@ class Attempts:
                 )
             self._write(validate)
         if self._keeps:
-            saving.reset(model, checkpoint["initial"])
-            saving.load_grown(model, entry["state"])
+            loading.reset(model, checkpoint["initial"])
+            loading.load_grown(model, entry["state"])
         result = GrowthResult.from_plain(model, entry["best"])
         result.tries = list(entry["worths"])
         if self.tries > 1:
@@ -374,13 +368,10 @@ class Attempts:
             search = WidthSearch(model, options, seed, deepens=policy == "deepen")
             policy = "never"
         growth = Growth(
-            model,
-            recipe.optimizer(model, self.initial),
-            validate=validate,
-            example=recipe.example,
+            model, recipe.optimizer(model, self.initial), validate=validate, example=recipe.example,
             report=recipe.report if options.progress else None,
             **options.of_growth() | {"policy": policy, "seed": seed},
-        )
+        )  # fmt: skip
         training = recipe.training(model, growth)
         before = state["seconds"] if state else 0.0
         best = None
@@ -414,18 +405,10 @@ class Attempts:
                     f"{validation.shown()} on validation instead of {last.shown()}"
                 )
         return GrowthResult(
-            model,
-            growth.history,
-            validation,
-            None,
-            parameter_count(model),
-            host,
-            parts.seconds,
-            options.price,
-            widths=_changes(sizes, layer_sizes(model)),
-            old_data=self._retention(model),
-            copies=copies,
-        )
+            model, growth.history, validation, None, parameter_count(model), host, parts.seconds,
+            options.price, widths=_changes(sizes, layer_sizes(model)),
+            old_data=self._retention(model), copies=copies,
+        )  # fmt: skip
 
     def _train(self, parts: "_Parts") -> None:
         """Train the epochs that are left, with a checkpoint after each."""
@@ -473,8 +456,10 @@ class Attempts:
         """Write the checkpoint."""
         self._checkpoint["scale"] = validate.scale.first
         if self.path is not None:
+            from esper.own_models import resume_file
+
             self._checkpoint["random"] = random_state(self.recipe.loaders)
-            saving.write(self.path, self._checkpoint)
+            resume_file.write(self.path, self._checkpoint)
 
 
 def _changes(

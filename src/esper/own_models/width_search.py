@@ -15,8 +15,8 @@ from torch import nn
 
 from esper.kasmina.wider_layers import parameter_count, resize
 from esper.kasmina.width_prior import expected_gain
+from esper.own_models.attachment import copied_state
 from esper.own_models.figure_intervals import interval, sample_values
-from esper.own_models.grafted_model import copied_state
 from esper.own_models.growth_result import price_of
 from esper.own_models.layer_growth import LayerGrowth, first_batches
 from esper.own_models.objectives import Evaluator, Validation

@@ -13,7 +13,7 @@ from esper.kasmina.blueprints import BUILDERS
 from esper.kasmina.source_copy import SourceCopy
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
-from esper.own_models.grafted_model import grown_seeds
+from esper.own_models.attachment import grown_seeds
 
 STATE_FILE, CODE_FILE = "state_dict.pt", "rebuild.py"
 """What ``save_grown`` writes."""
@@ -33,14 +33,14 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
         layer = model.get_submodule(name)
         for key, size in sizes.items():
             setattr(layer, key, size)
-        for tensors in (layer._parameters, layer._buffers):
-            for key, before in list(tensors.items()):
-                value = state.get(f"{name}.{key}")
+        for path, part in layer.named_modules(prefix=name):
+            for key, before in [*part._parameters.items(), *part._buffers.items()]:
+                value = state.get(f"{path}.{key}")
                 if before is None or value is None or value.shape == before.shape:
                     continue
                 is_parameter = isinstance(before, nn.Parameter)
                 value = torch.empty_like(value)
-                setattr(layer, key, nn.Parameter(value) if is_parameter else value)
+                setattr(part, key, nn.Parameter(value) if is_parameter else value)
     model.load_state_dict(state)
     return model
 '''

@@ -55,13 +55,9 @@ def outcome(round_number: int, accuracy: Sequence[float] = (0.5, 0.6)) -> Episod
         for name in ("added_parameters", "germinated", "fossilised", "pruned", "rolled_back")
     }
     return EpisodeOutcome(
-        time=round_number + 0.9,
-        round=round_number,
-        task=["digits_shift"] * len(accuracy),
-        accuracy=list(accuracy),
-        **rows,
-        **counts,
-    )
+        time=round_number + 0.9, round=round_number, task=["digits_shift"] * len(accuracy),
+        accuracy=list(accuracy), **rows, **counts,
+    )  # fmt: skip
 
 
 def update(number: int, **metrics: Any) -> PPOUpdateCompleted:

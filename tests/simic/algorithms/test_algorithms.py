@@ -46,13 +46,10 @@ class ToyConfig(AlgorithmConfig):
 
 
 TOY = Algorithm(
-    name="toy",
-    title="the toy",
-    summary="Train by a toy.",
-    description="Train by a toy, which multiplies advantages.",
-    settings=ToyConfig,
+    name="toy", title="the toy", summary="Train by a toy.",
+    description="Train by a toy, which multiplies advantages.", settings=ToyConfig,
     defaults={"minibatches": 2},
-)
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -33,13 +33,9 @@ def test_every_action_of_the_mask_is_legal_and_gives_what_the_growth_environment
     settings = {**SETTINGS, "task": [task], "envs": COUNT, "group_size": 2, "seed": 5}
     growth = build_environment(unflatten(settings), [torch.device("cpu")])
     env = gymnasium.make_vec(
-        f"esper/{task}-v0",
-        num_envs=COUNT,
-        observation="dict",
-        autoreset_mode="SameStep",
-        group_size=2,
-        **SETTINGS,
-    )
+        f"esper/{task}-v0", num_envs=COUNT, observation="dict", autoreset_mode="SameStep",
+        group_size=2, **SETTINGS,
+    )  # fmt: skip
     observation, info = env.reset(seed=5)
     reference, generator = growth.reset(0), np.random.default_rng(0)
     table = moves(env.single_observation_space["slots"].shape[0])

@@ -228,14 +228,9 @@ def test_a_policy_grows_with_its_newest_weights(tmp_path: Path) -> None:
 
 def test_cartpole_is_learned(tmp_path: Path) -> None:
     summary = train_impala(
-        gym="CartPole-v1",
-        rounds=20,
-        learning_rate=5e-3,
-        lstm_hidden=16,
-        seed=2,
-        telemetry_dir=str(tmp_path),
-        telemetry_level="minimal",
-    )
+        gym="CartPole-v1", rounds=20, learning_rate=5e-3, lstm_hidden=16, seed=2,
+        telemetry_dir=str(tmp_path), telemetry_level="minimal",
+    )  # fmt: skip
     lengths = [r.episode_length for r in summary.rounds if r.episodes]
     assert fmean(lengths[:2]) < 35.0
     assert fmean(lengths[-4:]) > 200.0

@@ -93,13 +93,10 @@ def test_targets_match_a_hand_computed_example() -> None:
     """
     column = torch.tensor([[1.0], [2.0]], dtype=F64)
     found = vtrace(
-        torch.tensor([[2.0], [0.5]], dtype=F64).log(),
-        column,
-        torch.tensor([[1.0], [3.0]], dtype=F64),
-        torch.tensor([4.0], dtype=F64),
-        torch.zeros(2, 1, dtype=torch.bool),
-        0.5,
-    )
+        torch.tensor([[2.0], [0.5]], dtype=F64).log(), column,
+        torch.tensor([[1.0], [3.0]], dtype=F64), torch.tensor([4.0], dtype=F64),
+        torch.zeros(2, 1, dtype=torch.bool), 0.5,
+    )  # fmt: skip
     torch.testing.assert_close(found.targets[:, 0], torch.tensor([2.75, 3.5], dtype=F64))
     torch.testing.assert_close(found.advantages[:, 0], torch.tensor([1.75, 0.5], dtype=F64))
 
@@ -173,13 +170,9 @@ def test_targets_and_advantages_equal_those_of_rllib() -> None:
         behaviour = torch.randn(40, 8, dtype=F64)
         targets, advantages = reference.vtrace_torch(
             target_action_log_probs=behaviour + data["log_ratio"],
-            behaviour_action_log_probs=behaviour,
-            discounts=0.97 * (~data["terminated"]).to(F64),
-            rewards=data["rewards"],
-            values=data["values"],
-            bootstrap_values=data["last_value"],
-            clip_rho_threshold=rho_bar,
-            clip_pg_rho_threshold=rho_bar,
-        )
+            behaviour_action_log_probs=behaviour, discounts=0.97 * (~data["terminated"]).to(F64),
+            rewards=data["rewards"], values=data["values"], bootstrap_values=data["last_value"],
+            clip_rho_threshold=rho_bar, clip_pg_rho_threshold=rho_bar,
+        )  # fmt: skip
         torch.testing.assert_close(found.targets, targets, rtol=0.0, atol=1e-6)
         torch.testing.assert_close(found.advantages, advantages, rtol=0.0, atol=1e-6)

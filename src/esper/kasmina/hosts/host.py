@@ -292,14 +292,9 @@ class NormedHost(BlockHost):
     ) -> Tensor:
         """The BatchNorm of block ``index``, then ReLU; arguments as for ``block``."""
         return ops.batch_norm(
-            x,
-            parameters[f"norm{index}.weight"],
-            parameters[f"norm{index}.bias"],
-            buffers[f"norm{index}.mean"],
-            buffers[f"norm{index}.variance"],
-            training,
-            rectify=True,
-        )
+            x, parameters[f"norm{index}.weight"], parameters[f"norm{index}.bias"],
+            buffers[f"norm{index}.mean"], buffers[f"norm{index}.variance"], training, rectify=True,
+        )  # fmt: skip
 
     def head(self, parameters: Tensors, x: Tensor) -> Tensor:
         """A linear map of the mean over the pixels; see ``BlockHost.head``."""

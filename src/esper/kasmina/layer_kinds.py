@@ -1,0 +1,120 @@
+"""The layers that can become wider: what their sizes and their parameters mean."""
+
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from torch import Tensor, nn
+from torch.nn.utils import remove_weight_norm
+
+
+class _ByName(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type(instance).__name__ == "Conv1D" and hasattr(instance, "nf")
+
+
+class InputsFirst(metaclass=_ByName):
+    """A layer with the weight ``[inputs, outputs]``: ``Conv1D`` of Hugging Face, told by name."""
+
+
+ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | ConvTranspose
+Linear = nn.Linear | InputsFirst
+Norm = nn.modules.batchnorm._NormBase
+"""Batch and instance norms."""
+
+SIZES: dict[type, tuple[str, str]] = {
+    nn.Linear: ("out_features", "in_features"),
+    InputsFirst: ("nf", "nx"),
+    **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
+    Norm: ("num_features", "num_features"),
+    nn.PReLU: ("num_parameters", "num_parameters"),
+    nn.RNNBase: ("hidden_size", "hidden_size"),
+}
+"""Attributes that hold how many channels a layer writes, and how many it reads."""
+PREFIX = "parametrizations.weight."
+"""Begins the names of the parameters of a layer whose weight is parametrized."""
+WEIGHT_NORMS = {f"{PREFIX}original1": f"{PREFIX}original0", "weight_v": "weight_g"}
+"""By the directions of a weight norm (Salimans and Kingma, 2016), their lengths."""
+
+
+def size_names(module: nn.Module) -> tuple[str, ...]:
+    """The attributes of a layer in ``SIZES``; none if it is another module."""
+    return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+
+
+def weight_name(module: nn.Module) -> str:
+    """The parameter of a layer with an entry for each pair of channels, of a norm the directions.
+
+    Entries of 0 in these leave the others as long as they are.
+    """
+    return next((x for x in WEIGHT_NORMS if x in dict(module.named_parameters())), "weight")
+
+
+def has_weight_norm(module: nn.Module) -> bool:
+    """Whether a layer has a weight norm with a length for each channel that it writes."""
+    lengths = dict(tensors_of(module)).get(WEIGHT_NORMS.get(weight_name(module), ""))
+    return lengths is not None and len(rows_first(module, lengths)) == lengths.numel()
+
+
+def free_weight(module: Any) -> Tensor:
+    """The weight of a layer in a copied model, which is no longer normed.
+
+    A parametrization stays: the class that torch gives a layer for it is that of the original, too.
+    """
+    name = weight_name(module)
+    if name == "weight_v":
+        remove_weight_norm(module)
+    elif name != "weight":
+        weight = nn.Parameter(module.weight.detach())
+        module.parametrizations.weight[0].forward = lambda *_: weight
+    return module.weight
+
+
+def rows_first(module: nn.Module, x: Tensor) -> Tensor:
+    """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
+    is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
+    return (
+        x.transpose(0, 1)
+        if is_convolution or (isinstance(module, InputsFirst) and x.ndim > 1)
+        else x
+    )
+
+
+def gates_of(module: nn.Module) -> int:
+    """How many rows of each parameter of a layer belong to one channel."""
+    return next((n for kind, n in ((nn.LSTM, 4), (nn.GRU, 3)) if isinstance(module, kind)), 1)
+
+
+def reads_itself(module: nn.Module, name: str) -> bool:
+    """Whether a parameter of a layer has the layer's own hidden units as columns."""
+    is_matrix = isinstance(module, nn.RNNBase) and name.startswith("weight_")
+    return is_matrix and name != "weight_ih_l0"
+
+
+def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Parameters and buffers of a layer that have an axis, those of a weight norm included."""
+    of_norm = {name: x for name, x in module.named_parameters() if name.startswith(PREFIX)}
+    both = {**module._parameters, **module._buffers, **of_norm}
+    return [(name, x) for name, x in both.items() if x is not None and x.ndim]
+
+
+def factors_of(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a layer that are 0 where it computes 0: not the directions of a norm."""
+    both = tensors_of(module)
+    return [x for name, x in both if isinstance(x, nn.Parameter) and name not in WEIGHT_NORMS]
+
+
+def layer_and_key(name: str) -> tuple[str, str]:
+    """The layer that a parameter or buffer of a model belongs to, and its name in that layer."""
+    layer, norm, key = name.rpartition(f".{PREFIX}")
+    if norm:
+        return layer, PREFIX + key
+    layer, _, key = name.rpartition(".")
+    return layer, key
+
+
+def holder_of(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """The dictionary that holds a parameter or buffer of a layer, and its key there."""
+    path, _, key = name.rpartition(".")
+    holder = module.get_submodule(path)
+    return (holder._parameters if key in holder._parameters else holder._buffers), key
