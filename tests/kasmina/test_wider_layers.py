@@ -119,10 +119,10 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["perceptron", "tagger", "reader", "attention", "fused", "decoder", "groups", "weight norms"],
-)
+GO_ON = "perceptron", "tagger", "reader", "attention", "fused", "inputs first", "decoder", "groups"
+
+
+@pytest.mark.parametrize("host", [*GO_ON, "weight norms"])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -149,8 +149,12 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     step(twin, x, other)
     for name, parameter in twin.named_parameters():
         layer = name.rpartition(".")[0]
-        gates = units.get(layer, (gates_of(model.get_submodule(layer)), 1))[0]
-        rows, wide = (p.unflatten(0, (gates, -1)) for p in (parameter, model.get_parameter(name)))
+        module = model.get_submodule(layer)
+        gates, both = (
+            units.get(layer, (gates_of(module), 1))[0],
+            (parameter, model.get_parameter(name)),
+        )
+        rows, wide = (rows_first(module, p).unflatten(0, (gates, -1)) for p in both)
         torch.testing.assert_close(wide[tuple(map(slice, rows.shape))], rows)
     schedule.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)

@@ -201,6 +201,26 @@ def test_a_layer_whose_size_the_forward_pass_fixes_stays_and_the_others_grow() -
     assert model.two.out_features == 4
 
 
+class SkippedBlock(nn.Module):
+    """Stochastic depth that leaves its block out in every pass of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 6))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x if self.training else x + self.block(x))
+
+
+def test_a_block_that_training_left_out_becomes_wider_too() -> None:
+    model, (x, y) = SkippedBlock(), numbers(64, 0)
+    before = model.eval()(x)
+    esper.widen(model.train(), loader(x, y), factor=2.0)
+    assert model.block[0].out_features == 8
+    torch.testing.assert_close(model.eval()(x), before)
+
+
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
 def test_layers_with_a_weight_norm_become_wider_in_a_loop(norm: Any) -> None:
     torch.manual_seed(0)

@@ -168,7 +168,8 @@ class LayerGrowth:
             inputs, target = batch
             with autocast(training.device, training.amp_dtype):
                 loss = training.objective.loss(call(model, inputs), target)
-            loss.backward()
+            if loss.requires_grad:  # it does not where stochastic depth skips the layer
+                loss.backward()
 
         changes = list[Widening]()
         generator = torch.Generator().manual_seed(self.seed * 1009 + self.number - 1)
@@ -185,10 +186,10 @@ class LayerGrowth:
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             changes += [widen(each, group, new) for each in self.averages]
-            wide = group.channels + new.count
+            wide, decimals = group.channels + new.count, 0 if share >= 0.01 else 2
             self.lines.append(
-                f"{group.name}: {group.channels} -> {wide} {group.noun}, which "
-                f"explain {100 * share:.0f} % of the gradient that the others leave"
+                f"{group.name}: {group.channels} -> {wide} {group.noun}, which explain "
+                f"{100 * share:.{decimals}f} % of the gradient that the others leave"
             )
         return changes
 

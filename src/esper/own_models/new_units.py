@@ -152,7 +152,10 @@ def _pursuit(
     model: nn.Module, group: ChannelGroup, count: int, records: dict[str, Record]
 ) -> tuple[Tensor, float]:
     """The indices of candidates, and the share of the squared gradient that they explain."""
-    readers = [_Reader(model, name, group, count, record) for name, record in records.items()]
+    # A layer that stochastic depth skips has no gradient, and any channels are as good.
+    readers = [_Reader(model, name, group, count, x) for name, x in records.items() if x[1]]
+    if not readers:
+        return torch.arange(count), 0.0
     total, indices = sum(reader.remainder for reader in readers), list[int]()
     for _ in range(count):
         gains = torch.stack([reader.gains() for reader in readers]).sum(0)
