@@ -6,7 +6,7 @@
 Every rule is tuned on training draws and scored on held-out draws, on the test split. A family
 passes the gate if knowing a host is worth enough; see ``esper_lab.ladder_steps.Headroom``. Finished
 stages are kept under ``--work``. With ``--write`` the rungs become the controls that ship with
-Esper, so that ``esper evaluate`` need not play them; they are never read here.
+Esper, so that ``esper evaluate`` need not play them; they are read only with ``--shipped``.
 """
 
 import json
@@ -27,7 +27,7 @@ from esper_lab.hosts import SPLITS, evaluation_hosts
 from esper_lab.ladder import RULE, evaluate
 from esper_lab.ladder_steps import headroom, headroom_text, steps
 from esper_lab.plans import library
-from esper_lab.shipped_controls import ShippedControls, write_shipped
+from esper_lab.shipped_controls import ShippedControls, shipped_controls, write_shipped
 
 
 def progress(suite: str, stage: str, done: int, total: int) -> None:
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--training-hosts", type=int, default=128)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--work", type=Path, default=Path("runs/world"))
+    parser.add_argument("--shipped", action="store_true", help="a page of the shipped controls")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     parts = [
@@ -66,10 +67,10 @@ def main() -> int:
         (hosts,) = evaluation_hosts(
             family, arguments.training_hosts, arguments.hosts, arguments.threads
         )
-        found = evaluate(
-            RULE, family, [hosts], 0, 1, arguments.work / family, partial(progress, family)
-        )
-        if arguments.write:
+        known = shipped_controls(family) if arguments.shipped else None
+        work, report = arguments.work / family, partial(progress, family)
+        found = evaluate(RULE, family, [hosts], 0, 1, work, report, known)
+        if arguments.write and known is None:
             plans = library()
             controls = ShippedControls(
                 controls_identity(hosts, plans),
@@ -87,7 +88,7 @@ def main() -> int:
             "lacking": room.lacking,
             "controls": control_figures(found),
             "page": [ladder_table(steps(found)), headroom_text(found)],
-            "made": made_on(),
+            "made": made_on() if known is None else known.origin,
         }
     figures = known_figures(arguments.write) | figures
     for family in sorted(figures, key=list(FAMILIES).index):

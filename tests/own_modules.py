@@ -53,11 +53,9 @@ class ResNet18(nn.Module):
     def __init__(self, width: int = 64, classes: int = 1000):
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
             nn.MaxPool2d(3, 2, 1),
-        )
+        )  # fmt: skip
         widths = [width, width, 2 * width, 4 * width, 8 * width]
         for stage, (inputs, outputs) in enumerate(pairwise(widths), 1):
             blocks = (

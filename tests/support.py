@@ -367,13 +367,11 @@ def assert_same_environment(
             optimizer = stack.seed_optimizers[s]
             _assert_same_parameters(
                 f"{slot.name} of {n}, {seed.blueprint} {seed.style.name} at {seed.alpha}",
-                seed.named(),
-                environment.seed_optimizers[slot.name],
+                seed.named(), environment.seed_optimizers[slot.name],
                 seed_views(slot, seed.blueprint, stack.seeds[s][n]),
                 seed_views(slot, seed.blueprint, optimizer.first[n]),
-                seed_views(slot, seed.blueprint, optimizer.second[n]),
-                optimizer.step[n],
-            )
+                seed_views(slot, seed.blueprint, optimizer.second[n]), optimizer.step[n],
+            )  # fmt: skip
 
 
 def seed_views(slot: SlotSpec, blueprint: str, row: Tensor) -> dict[str, Tensor]:
@@ -473,13 +471,9 @@ def small_engine(
     identities = torch.tensor(environments or list(range(rows)))
     group = identities if groups is None else torch.tensor(groups)
     engine = Engine(
-        bank_of(small_task(host), dtype),
-        Rows(identities, group),
-        seed=3,
-        backend=backend_of(host, dtype),
-        max_batches=max_batches,
-        batch_size=6,
-    )
+        bank_of(small_task(host), dtype), Rows(identities, group), seed=3,
+        backend=backend_of(host, dtype), max_batches=max_batches, batch_size=6,
+    )  # fmt: skip
     engine.reset(0)
     return engine
 

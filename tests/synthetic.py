@@ -45,12 +45,10 @@ def random_observation(leading: tuple[int, ...], slots: int, seed: int) -> Obser
         return torch.randn(*leading, *shape, generator=generator)
 
     return Observation(
-        host=normal(len(HOST_FEATURES)),
-        slots=normal(slots, len(SLOT_FEATURES)),
+        host=normal(len(HOST_FEATURES)), slots=normal(slots, len(SLOT_FEATURES)),
         blueprints=torch.randint(len(BLUEPRINTS), (*leading, slots), generator=generator),
-        critic=normal(len(CRITIC_FEATURES)),
-        masks=random_masks(leading, slots, generator),
-    )
+        critic=normal(len(CRITIC_FEATURES)), masks=random_masks(leading, slots, generator),
+    )  # fmt: skip
 
 
 def everything_legal(observation: Observation) -> Observation:

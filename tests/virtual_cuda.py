@@ -188,12 +188,9 @@ def patched(machine: Machine) -> Iterator[None]:
 
     def properties(where: Any = None) -> Any:
         return SimpleNamespace(
-            name=NAME,
-            total_memory=machine.capacity,
-            major=machine.capability[0],
-            minor=machine.capability[1],
-            multi_processor_count=1,
-        )
+            name=NAME, total_memory=machine.capacity, major=machine.capability[0],
+            minor=machine.capability[1], multi_processor_count=1,
+        )  # fmt: skip
 
     def stats(where: Any = None) -> dict[str, int]:
         ledger = machine.ledger(machine.device_of(where))

@@ -13,16 +13,9 @@ from virtual_cuda import Call
 from virtual_machine import CPU, Machine
 
 WAITING = {
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "_unique2",
-    "unique_consecutive",
-    "unique_dim",
-    "equal",
-    "repeat_interleave",
-    "bincount",
-}
+    "_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_consecutive",
+    "unique_dim", "equal", "repeat_interleave", "bincount",
+}  # fmt: skip
 """Operations whose result, or the shape of it, the host has to read."""
 
 FREE = {"detach", "alias", "lift_fresh", "lift", "_local_scalar_dense", "set_", "resize_"}

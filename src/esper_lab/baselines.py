@@ -9,7 +9,7 @@ decay that were drawn, and the ladder tunes a factor of the rate on training hos
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
-from esper.kasmina.hosts.host import Host
+from esper.kasmina.hosts.host import Host, NormedHost
 from esper.kasmina.hosts.mlp import MlpHost
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.tasks import FAMILIES, Task
@@ -31,6 +31,7 @@ from esper_lab.evaluation import (
     TUNED_TWIN,
 )
 from esper_lab.play import Floats, Outcome, Population, play
+from esper_lab.small_copies import CHANGES, SmallCopies
 
 TABLE = Path(__file__).with_name("recipes.json")
 """The table of ``benchmarks/recipes.py``, shipped with the package."""
@@ -104,10 +105,15 @@ def _fine_tuning(tuning: str) -> Baseline:
     return baseline
 
 
+def _small_copy(task: Task) -> Task | None:
+    return _fine_tuning("all")(task) if isinstance(task.host, NormedHost) else None
+
+
 FINE_TUNING: dict[str, Baseline] = {
     FULL_TUNING: _fine_tuning("all"),
     LAST_LAYER_TUNING: _fine_tuning("last"),
     AUTO_RGN: _fine_tuning("auto_rgn"),
+    **dict.fromkeys(CHANGES, _small_copy),
 }
 """The controls of surgical fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to
 distribution shifts", ICLR 2023), for frozen hosts."""
@@ -203,7 +209,10 @@ def play_baseline(
     for factor in factors:
         stand_in = population_of(name, population, factor)
         assert stand_in is not None
-        outcome = play(stand_in, lambda env: NeverActor(), 1, on_batch=on_batch)
+        trained_by = partial(SmallCopies, name) if name in CHANGES else None
+        outcome = play(
+            stand_in, lambda env: NeverActor(), 1, on_batch=on_batch, trained_by=trained_by
+        )
         parameters = (_host_sizes(stand_in) - _host_sizes(population)).clamp(min=0.0)
         parts.append(_after_price(outcome, population, parameters))
     return Outcome.join(parts, axis=1)
@@ -222,11 +231,9 @@ def _after_price(outcome: Outcome, population: Population, parameters: Tensor) -
         return utility(torch.from_numpy(score), parameters, sizes, prices).numpy()
 
     return replace(
-        outcome,
-        test_utility=utilities(outcome.test_score),
-        validation_utility=utilities(outcome.validation_score),
-        added=parameters.numpy(),
-    )
+        outcome, test_utility=utilities(outcome.test_score),
+        validation_utility=utilities(outcome.validation_score), added=parameters.numpy(),
+    )  # fmt: skip
 
 
 _STEP = 1 / 64

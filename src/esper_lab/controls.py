@@ -277,14 +277,10 @@ def rung_of(
         return numbers.tolist()
 
     return Rung(
-        name=name,
-        policy=policy,
-        utility=column(outcome.test_utility),
-        validation=column(outcome.validation_utility),
-        added=column(outcome.added),
-        chosen=None if choices is None else choices.tolist(),
-        score=column(outcome.test_score),
-    )
+        name=name, policy=policy, utility=column(outcome.test_utility),
+        validation=column(outcome.validation_utility), added=column(outcome.added),
+        chosen=None if choices is None else choices.tolist(), score=column(outcome.test_score),
+    )  # fmt: skip
 
 
 def training_outcomes(outcome: Outcome, length: int, plans: tuple[Plan, ...]) -> TrainingOutcomes:

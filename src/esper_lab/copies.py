@@ -2,11 +2,12 @@
 
 Where several tasks share one trained network it has to stay as it is, and what is tuned for one of
 them has to be stored beside it (Houlsby et al., "Parameter-efficient transfer learning for NLP",
-ICML 2019). A practitioner would store a copy of the whole network, one of its last block, or none,
-whichever is best on validation: that never grows anything.
+ICML 2019). A practitioner would store a copy of the whole network, of its last block, of that and
+the norms, a change of low rank (LoRA), or none, whichever is best on validation: that never grows
+anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -22,13 +23,10 @@ from esper_lab.evaluation import (
     LAST_LAYER_TUNING,
     Rung,
 )
+from esper_lab.small_copies import CHANGES
 
-COPY_SIZE: dict[str, Callable[[Task], int]] = {
-    LAST_LAYER_TUNING: lambda task: task.host.block_sizes[-1],
-    FULL_TUNING: lambda task: task.host.parameter_count,
-}
-"""How many parameters the copy of each tuning stores."""
-TUNINGS = FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN
+COPIES = LAST_LAYER_TUNING, *CHANGES, FULL_TUNING
+TUNINGS = *COPIES, AUTO_RGN
 """Rungs behind which the copies stand."""
 
 
@@ -43,9 +41,9 @@ def with_copies(rungs: Sequence[Rung], tasks: Sequence[Task]) -> list[Rung]:
         tasks: of their hosts.
     """
     by_name = {rung.name: rung for rung in rungs}
-    if not by_name.keys() >= COPY_SIZE.keys():
+    if not by_name.keys() >= {FULL_TUNING, LAST_LAYER_TUNING}:
         return list(rungs)
-    copies = [copy_of(by_name[name], tasks) for name in COPY_SIZE]
+    copies = [copy_of(by_name[name], tasks) for name in COPIES if name in by_name]
     copies.append(choice_of([rungs[0], *copies]))
     for copy in copies:
         by_name.pop(copy.name, None)  # controls that ship with Esper have them
@@ -54,10 +52,17 @@ def with_copies(rungs: Sequence[Rung], tasks: Sequence[Task]) -> list[Rung]:
     return [*rest[:end], *copies, *rest[end:]]
 
 
+def _copy_size(tuning: str, task: Task) -> int:
+    """How many parameters the copy of a tuning stores."""
+    if tuning in CHANGES:
+        return CHANGES[tuning](task.host).size
+    return task.host.block_sizes[-1] if tuning == LAST_LAYER_TUNING else task.host.parameter_count
+
+
 def copy_of(rung: Rung, tasks: Sequence[Task]) -> Rung:
     """A tuning, which adds nothing to its host, with the price of what a copy stores."""
     assert rung.score is not None
-    parameters = np.array([COPY_SIZE[rung.name](task) for task in tasks], dtype=float)
+    parameters = np.array([_copy_size(rung.name, task) for task in tasks], dtype=float)
     sizes = np.array([task.host.parameter_count for task in tasks])
     prices = np.array([task.price for task in tasks])
 
@@ -66,12 +71,9 @@ def copy_of(rung: Rung, tasks: Sequence[Task]) -> Rung:
         return utility(*columns).tolist()
 
     return msgspec.structs.replace(
-        rung,
-        name=rung.name + COPY_SUFFIX,
-        utility=priced(rung.score),
-        validation=priced(rung.validation),
-        added=parameters.tolist(),
-    )
+        rung, name=rung.name + COPY_SUFFIX, utility=priced(rung.score),
+        validation=priced(rung.validation), added=parameters.tolist(),
+    )  # fmt: skip
 
 
 def choice_of(rungs: Sequence[Rung]) -> Rung:
@@ -83,10 +85,8 @@ def choice_of(rungs: Sequence[Rung]) -> Rung:
         return np.array(columns)[best, rows].tolist()
 
     return Rung(
-        name=COPY_CHOICE,
-        policy=False,
-        utility=column([rung.utility for rung in rungs]),
+        name=COPY_CHOICE, policy=False, utility=column([rung.utility for rung in rungs]),
         validation=column([rung.validation for rung in rungs]),
         added=column([rung.added for rung in rungs]),
         score=column([rung.score or [] for rung in rungs]),
-    )
+    )  # fmt: skip

@@ -189,14 +189,9 @@ def mnist1d(
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(images)))
     validation, train = order[:VALIDATION], order[VALIDATION : VALIDATION + labels]
     return Dataset(
-        images[train],
-        targets[train],
-        images[validation],
-        targets[validation],
-        test_images,
-        test_targets,
-        classes=CLASSES,
-    )
+        images[train], targets[train], images[validation], targets[validation], test_images,
+        test_targets, classes=CLASSES,
+    )  # fmt: skip
 
 
 Pair = tuple[torch.Tensor, torch.Tensor]

@@ -136,12 +136,9 @@ def diagnose(
             f"at least two groups of two environments are needed, got {groups} of {size}"
         )
     config = replace(
-        config,
-        episode_length=task.episode_length,
-        max_batches=task.max_batches,
-        batch_size=task.batch_size,
-        max_seeds=config.max_seeds or task.max_seeds,
-    )
+        config, episode_length=task.episode_length, max_batches=task.max_batches,
+        batch_size=task.batch_size, max_seeds=config.max_seeds or task.max_seeds,
+    )  # fmt: skip
     count = groups * size
     actors: dict[str, Actor] = {
         "never": NeverActor(),
@@ -161,11 +158,9 @@ def diagnose(
     difference = results["everything"].rewards - results["never"].rewards
     steps = signal_to_noise(difference)
     return Diagnosis(
-        results,
-        *variance_shares(returns),
-        step_signal=float(steps.mean()),
+        results, *variance_shares(returns), step_signal=float(steps.mean()),
         return_signal=float(signal_to_noise(difference.sum(0))),
-    )
+    )  # fmt: skip
 
 
 def run_policy(env: GrowthEnv, actor: Actor, episode: int = 0) -> PolicyResult:

@@ -24,6 +24,8 @@ STATIC_NETWORK = "static network of three times the size"
 STATIC_LOOKUP = "static network, size by lookup"
 SHORT_SWEEP, SWEEP = "five sizes, a fifth of a training each", "five sizes, five trainings"
 FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN = "full tuning", "last-layer tuning", "Auto-RGN"
+NORM_TUNING = "norm and last-layer tuning"
+RANK_1_TUNING, RANK_4_TUNING = "rank-1 tuning (LoRA)", "rank-4 tuning (LoRA)"
 COPY_SUFFIX, COPY_CHOICE = " of a copy", "best copy or none"
 BLIND = BEST_FIXED, LOOKUP
 """Rungs that choose a plan without a look at the host."""
@@ -33,16 +35,9 @@ RULES = NEVER_GROW, EVERYTHING, *BLIND, *LOOKING
 """Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
 WITHOUT_GROWING = (
-    TUNED_TWIN,
-    STATIC_NETWORK,
-    STATIC_LOOKUP,
-    SHORT_SWEEP,
-    SWEEP,
-    FULL_TUNING,
-    LAST_LAYER_TUNING,
-    AUTO_RGN,
-    COPY_CHOICE,
-)
+    TUNED_TWIN, STATIC_NETWORK, STATIC_LOOKUP, SHORT_SWEEP, SWEEP, FULL_TUNING, LAST_LAYER_TUNING,
+    NORM_TUNING, RANK_1_TUNING, RANK_4_TUNING, AUTO_RGN, COPY_CHOICE,
+)  # fmt: skip
 """Rungs that spend the budget of a host on another network or another training instead."""
 
 

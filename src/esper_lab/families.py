@@ -63,20 +63,12 @@ def adaptation(number: int) -> Task:
     if channels is not None:
         summary.append(f"channels of block {channels.block} {channels.share:.2f}")
     return Task(
-        name=f"adaptation:{number}",
-        summary=", ".join([*summary, f"{labels} labels"]),
-        host=_ADAPTATION_HOST,
-        data=before,
-        episode_length=24,
-        batch_size=32,
-        learning_rate=1e-2,
-        host_learning_rate=0.0,
-        deadline=deadline,
-        drift=Drift(after, time, time, 0.0, channels) if count else None,
-        pretraining=_CLEAN,
-        price=_log_uniform(draws, *PRICES),
-        family="adaptation",
-    )
+        name=f"adaptation:{number}", summary=", ".join([*summary, f"{labels} labels"]),
+        host=_ADAPTATION_HOST, data=before, episode_length=24, batch_size=32, learning_rate=1e-2,
+        host_learning_rate=0.0, deadline=deadline,
+        drift=Drift(after, time, time, 0.0, channels) if count else None, pretraining=_CLEAN,
+        price=_log_uniform(draws, *PRICES), family="adaptation",
+    )  # fmt: skip
 
 
 def one_seed(number: int) -> Task:
@@ -94,13 +86,9 @@ def one_seed(number: int) -> Task:
         time = (1.5 + int(12 * drift.earliest / 0.6)) / ONE_SEED_STEPS
         drift = replace(drift, earliest=time, latest=time)
     return replace(
-        base,
-        name=f"one_seed:{number}",
-        family="one_seed",
-        episode_length=ONE_SEED_STEPS,
-        max_seeds=1,
-        drift=drift,
-    )
+        base, name=f"one_seed:{number}", family="one_seed", episode_length=ONE_SEED_STEPS,
+        max_seeds=1, drift=drift,
+    )  # fmt: skip
 
 
 def from_scratch(number: int) -> Task:

@@ -181,14 +181,12 @@ def headroom(evaluation: Evaluation) -> Headroom:
 
     best_training = best_rung(evaluation.rungs, WITHOUT_GROWING)
     return Headroom(
-        never=float(shares[0]),
-        plans=int((shares >= OFTEN).sum()),
-        over_blind=above(BLIND),
+        never=float(shares[0]), plans=int((shares >= OFTEN).sum()), over_blind=above(BLIND),
         over_looking=above(LOOKING),
         over_training=None if best_training is None else above([best_training.name]),
         best_training=None if best_training is None else best_training.name,
         least=(1.5, 0.0) if evaluation.suite == CAPACITY else (4.0, 2.0),
-    )
+    )  # fmt: skip
 
 
 def headroom_text(evaluation: Evaluation) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.kasmina.hosts.host import Host
 from esper.kasmina.transfer import CPU
 from esper.leyline.disk import read_sealed, replace_sealed
 from esper.leyline.errors import UsageError
@@ -24,6 +25,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig, Step
 from esper.tamiyo.baselines import Actor
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tolaria.backends import Backend
 from esper.tolaria.precision import Precision
 from esper_lab.plans import NEVER, POSITIONS, Plan, schedule, slot_at
 
@@ -150,6 +152,7 @@ def play(
     members: int,
     rules: Rules = Rules(),
     on_batch: Callable[[int], None] = lambda episodes: None,
+    trained_by: Callable[[Host, Backend], Backend] | None = None,
 ) -> Outcome:
     """Play a policy on every host.
 
@@ -161,6 +164,7 @@ def play(
         members: environments per host; they differ in seeds' weights and the policy's draws.
         rules: rules of growth.
         on_batch: called with the number of episodes of every finished batch.
+        trained_by: makes the backend of the episodes of the one that the environment has.
     """
     outcomes = []
     hosts = len(population.tasks)
@@ -168,7 +172,7 @@ def play(
     ends = [hosts * batch // batches for batch in range(batches + 1)]
     for begin, end in pairwise(ends):
         tasks = population.tasks[begin:end]
-        outcomes.append(_batch(population, begin, tasks, actor, members, rules))
+        outcomes.append(_batch(population, begin, tasks, actor, members, rules, trained_by))
         on_batch(len(tasks) * members)
     return Outcome.join(outcomes, axis=0)
 
@@ -180,24 +184,22 @@ def _batch(
     actor: Callable[[GrowthEnv], Actor],
     members: int,
     rules: Rules,
+    trained_by: Callable[[Host, Backend], Backend] | None,
 ) -> Outcome:
     different = tuple(dict.fromkeys(tasks))
     config = GrowthConfig(
-        seed=population.seed,
-        data_seed=population.data_seed,
-        group_size=members,
-        episode_length=tasks[0].episode_length,
-        max_batches=tasks[0].max_batches,
-        batch_size=tasks[0].batch_size,
-        max_seeds=rules.max_seeds or tasks[0].max_seeds,
-        strict_gates=rules.strict_gates,
-        one_at_a_time=rules.one_at_a_time,
+        seed=population.seed, data_seed=population.data_seed, group_size=members,
+        episode_length=tasks[0].episode_length, max_batches=tasks[0].max_batches,
+        batch_size=tasks[0].batch_size, max_seeds=rules.max_seeds or tasks[0].max_seeds,
+        strict_gates=rules.strict_gates, one_at_a_time=rules.one_at_a_time,
         threads=population.threads,
-    )
+    )  # fmt: skip
     first = (population.first + begin) * members
     identities = torch.arange(first, first + len(tasks) * members)
     assignment = torch.tensor([different.index(task) for task in tasks]).repeat_interleave(members)
     env = GrowthEnv(different, identities, config, Precision("cpu"), CPU, assignment=assignment)
+    if trained_by is not None:
+        env.backends = {key: trained_by(key[0].host, b) for key, b in env.backends.items()}
     last: list[Step] = []
 
     def keep(t: int, actions: torch.Tensor, step: Step) -> None:
@@ -220,12 +222,10 @@ def _batch(
     return Outcome(
         test_utility=table(env.utility(report.test.expected, report.added_parameters)),
         validation_utility=table(env.utility(report.score, report.added_parameters)),
-        test_score=table(report.test.expected),
-        validation_score=table(report.score),
-        test_accuracy=table(report.test.accuracy),
-        added=table(report.added_parameters),
+        test_score=table(report.test.expected), validation_score=table(report.score),
+        test_accuracy=table(report.test.accuracy), added=table(report.added_parameters),
         features=features.double().numpy(),
-    )
+    )  # fmt: skip
 
 
 def tasks_of_groups(env: GrowthEnv) -> list[Task]:

@@ -67,12 +67,9 @@ def screenshot(place: Path, page: Path, width: int, height: int, scheme: str) ->
     """Return the page as pixels, uint8 ``[height, width, 3]``."""
     picture = place / "page.png"
     browse(
-        place,
-        page,
-        f"--window-size={width},{height}",
-        f"--screenshot={picture}",
+        place, page, f"--window-size={width},{height}", f"--screenshot={picture}",
         f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-    )
+    )  # fmt: skip
     return (255 * imread(picture)[..., :3]).round().astype(np.uint8)
 
 

@@ -99,13 +99,10 @@ class World:
                 for s in range(self.slots)
             ]
         return replace(
-            SeedSignals.unknown(shape, CPU),
-            health=torch.from_numpy(health),
-            contribution=torch.from_numpy(contribution),
-            exploding=torch.from_numpy(exploding),
-            improvement=torch.from_numpy(improvement),
-            gradient_ratio=torch.from_numpy(ratio),
-        )
+            SeedSignals.unknown(shape, CPU), health=torch.from_numpy(health),
+            contribution=torch.from_numpy(contribution), exploding=torch.from_numpy(exploding),
+            improvement=torch.from_numpy(improvement), gradient_ratio=torch.from_numpy(ratio),
+        )  # fmt: skip
 
     def actions(self) -> Tensor:
         """Draw actions: some legal according to the oracle, some random, some out of range."""
@@ -561,11 +558,9 @@ def test_a_finished_ramp_is_exactly_at_its_target(curve) -> None:
 def test_a_roll_back_prunes_every_seed_but_fossils(stage) -> None:
     state = SeedState.dormant((2, 1), CPU)
     state = replace(
-        state,
-        stage=torch.full_like(state.stage, int(stage)),
-        stage_age=torch.full_like(state.stage_age, 4),
-        alpha=torch.full_like(state.alpha, 0.5),
-    )
+        state, stage=torch.full_like(state.stage, int(stage)),
+        stage_age=torch.full_like(state.stage_age, 4), alpha=torch.full_like(state.alpha, 0.5),
+    )  # fmt: skip
     after = roll_back(state, torch.tensor([True, False]))
     prunable = stage in PRUNABLE
     assert after.stage[:, 0].tolist() == [Stage.PRUNED if prunable else stage, stage]

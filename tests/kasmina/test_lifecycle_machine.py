@@ -25,10 +25,8 @@ WIDTHS = [SLOTS if head == "slot" else HEAD_WIDTHS[head] for head in HEADS]
 ANYTHING = st.tuples(*(st.integers(-1, width) for width in WIDTHS))
 LIKELY = st.tuples(
     st.sampled_from([Op.GERMINATE, Op.ADVANCE, Op.ADVANCE, Op.FOSSILISE, Op.PRUNE]),
-    st.integers(0, SLOTS - 1),
-    st.just(KIND),
-    *(st.integers(0, width - 1) for width in WIDTHS[3:]),
-)
+    st.integers(0, SLOTS - 1), st.just(KIND), *(st.integers(0, width - 1) for width in WIDTHS[3:]),
+)  # fmt: skip
 
 HEALTH = st.sampled_from([0.9, 0.9, 0.5, math.nan])
 CONTRIBUTION = st.sampled_from([0.1, -0.1, math.nan])

@@ -38,6 +38,7 @@ from esper_lab.evaluation import (
 )
 from esper_lab.plans import NEVER, Plan, PlannedSeed
 from esper_lab.play import Floats, Hosts, Outcome, Population, Stages, play_plans
+from esper_lab.small_copies import CHANGES
 from tiny_population import LARGE, TASKS, hosts
 
 HOSTS = hosts(4, data_seed=1)
@@ -95,22 +96,20 @@ def test_a_tuned_copy_pays_for_what_it_stores_and_the_choice_never_sees_the_test
         scores, validation = draws.random((2, count)).tolist()
         return Rung(name, False, scores, validation, [0.0] * count, score=scores)
 
-    names = "never grow", "full tuning", "last-layer tuning", "Auto-RGN", "best fixed schedule"
-    never, full, last, auto, fixed = rungs = [rung(name) for name in names]
+    tunings = "last-layer tuning", *CHANGES, "full tuning"
+    names = "never grow", *tunings, "Auto-RGN", "best fixed schedule"
+    never, *tuned_rungs, _, _ = rungs = [rung(name) for name in names]
     found = with_copies(rungs, HOSTS.tasks)
-    assert [one.name for one in found] == [
-        *names[:4],
-        "last-layer tuning of a copy",
-        "full tuning of a copy",
-        "best copy or none",
-        names[4],
-    ]
-    assert [*found[:4], found[-1]] == [never, full, last, auto, fixed]
+    copies = [f"{name} of a copy" for name in tunings]
+    assert [one.name for one in found] == [*names[:-1], *copies, "best copy or none", names[-1]]
+    assert [*found[:7], found[-1]] == rungs
     for host, task in enumerate(HOSTS.tasks):
         own = task.host.parameter_count
-        head = (task.host.block_sizes[-1], last)
+        # Weights of 9 x 6, 54 x 8 and 8 x 10; norms of 6 and 8 channels.
+        ranks = [rank * (9 + 6 + 54 + 8 + 8 + 10) for rank in (1, 4)]
+        sizes = [task.host.block_sizes[-1], 90 + 2 * (6 + 8), *ranks, own]
         worth = [(never.validation[host], never.utility[host], 0.0)]
-        for (stored, tuned), copy in zip((head, (own, full)), found[4:6], strict=True):
+        for stored, tuned, copy in zip(sizes, tuned_rungs, found[7:12], strict=True):
             price = task.price * math.log(1.0 + stored / own)
             assert copy.added[host] == stored
             assert copy.score == tuned.score
@@ -119,12 +118,12 @@ def test_a_tuned_copy_pays_for_what_it_stores_and_the_choice_never_sees_the_test
             assert copy.validation[host] == pytest.approx(validation)
             worth.append((validation, utility, float(stored)))
         best = max(worth)
-        choice = found[6]
+        choice = found[12]
         assert (choice.validation[host], choice.utility[host]) == pytest.approx(best[:2])
         assert choice.added[host] == best[2]
     # Copies that ship with the controls are not there twice, and hosts from scratch have none.
     assert with_copies(found, HOSTS.tasks) == found
-    assert with_copies([never, fixed], HOSTS.tasks) == [never, fixed]
+    assert with_copies([never, rungs[-1]], HOSTS.tasks) == [never, rungs[-1]]
 
 
 def outcome(utility: Floats, added: Floats | float = 0.0) -> Outcome:

@@ -128,12 +128,9 @@ def test_each_part_is_tuned_on_the_training_hosts_of_its_horizon():
 def test_no_rule_is_tuned_on_hosts_whose_episodes_are_longer():
     family_of(12, 12)
     short = Family(
-        "short",
-        "short",
-        lambda number: replace(mixed(number, (8, 8)), name=f"short:{number}", family="short"),
-        4,
-        4,
-    )
+        "short", "short",
+        lambda number: replace(mixed(number, (8, 8)), name=f"short:{number}", family="short"), 4, 4,
+    )  # fmt: skip
     add_family(short)
     with pytest.raises(UsageError, match=r"^suite: no rule can be tuned for short:0, .* of mixed "):
         hosts_by_horizon("mixed", "short", (20, 4), (), 1)

@@ -23,6 +23,7 @@ from esper_lab.hosts import FRESH_HOSTS
 from esper_lab.ladder import evaluate, policy_rungs
 from esper_lab.plans import NEVER, library
 from esper_lab.play import Hosts, Outcome, Population, Rules, Stages, load_or_make, play
+from esper_lab.small_copies import CHANGES
 from esper_lab.without_looking import Recording, misled_twin, record, yoked_copy
 from tiny_population import LARGE, hosts, looking, trained_run
 
@@ -58,6 +59,7 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
         "adapters everywhere",
         *FINE_TUNING,
         "last-layer tuning of a copy",
+        *(f"{name} of a copy" for name in CHANGES),
         "full tuning of a copy",
         "best copy or none",
         *rules.RULES,

@@ -24,13 +24,8 @@ from run_directories import recorded_run
 HOSTS = 10
 DRAWS = np.random.default_rng(0)
 NAMES = [
-    "never grow",
-    "best fixed schedule",
-    "one look",
-    "forest",
-    "clairvoyant per host",
-    "policy",
-]
+    "never grow", "best fixed schedule", "one look", "forest", "clairvoyant per host", "policy",
+]  # fmt: skip
 CHOSEN = [0, 0, 0, 1, 1, 2, 2, 3, 4, 4]
 """What the clairvoyant grows: never on 30 %, five plans on 10 % or more."""
 

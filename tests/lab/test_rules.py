@@ -164,11 +164,9 @@ def test_a_rule_gains_nothing_where_there_is_nothing_to_see(name: str):
 def test_starts_of_random_plans_do_not_disturb_the_trigger():
     known = event(population(0))
     more = TrainingOutcomes(
-        np.concatenate([known.utility, known.utility[:, :1] - 1.0], 1),
-        known.features,
-        np.append(STARTS, 3),
-        (*KINDS, "random"),
-    )
+        np.concatenate([known.utility, known.utility[:, :1] - 1.0], 1), known.features,
+        np.append(STARTS, 3), (*KINDS, "random"),
+    )  # fmt: skip
     fresh = event(population(1))
     chosen = RULES["trigger"](more)(fresh.features)
     assert (chosen == RULES["trigger"](known)(fresh.features)).all()

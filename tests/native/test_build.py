@@ -427,10 +427,8 @@ def test_a_process_without_a_compiler_prints_one_line(tmp_path: Path):
     run = subprocess.run(
         [sys.executable, "-c", FALLBACK],
         env=os.environ | {"CXX": "no-such-compiler", build.CACHE_VARIABLE: str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert run.stdout.split() == ["TorchBackend", "TorchBackend"]
     (line,) = run.stderr.splitlines()
     assert line.startswith("native backend: there is no C++ compiler 'no-such-compiler'")

@@ -121,13 +121,9 @@ def test_a_seed_that_only_trains_leaves_its_host_as_the_plain_loop_does_bit_for_
         if grows:
             script = Script({1: plant(1), 2: act(Op.ADVANCE, 1)}, advances=False)
             growth = Growth(
-                host,
-                optimizer,
-                policy=script,
-                epochs=6,
-                validate=lambda: accuracy(host, [images(16)]),
-                report=None,
-            )
+                host, optimizer, policy=script, epochs=6,
+                validate=lambda: accuracy(host, [images(16)]), report=None,
+            )  # fmt: skip
         for _ in range(5):
             train_epoch(host, data, optimizer, growth)
             schedule.step()
@@ -213,12 +209,9 @@ def test_the_scale_of_a_loss_does_not_hold_a_seed_back() -> None:
     reached = set()
     for scale in (1.0, 1e4):
         result = quietly_grown(
-            copy.deepcopy(model),
-            loader(*table(64)),
-            loader(*table(64, 1)),
-            loss=lambda output, target, scale=scale: scale * F.mse_loss(output, target),
-            epochs=12,
-        )
+            copy.deepcopy(model), loader(*table(64)), loader(*table(64, 1)),
+            loss=lambda output, target, scale=scale: scale * F.mse_loss(output, target), epochs=12,
+        )  # fmt: skip
         reached |= {(scale, stage) for r in result.history for stage in r.stages.values()}
     assert {(1.0, Stage.HOLDING), (1e4, Stage.HOLDING)} <= reached
 

@@ -199,17 +199,11 @@ def furnish(complete: bool) -> list[str]:
     return [
         *(f"runs/{name}" for name in ("evil", "evil_clone", "bare", "gym", "pickled")),
         *(
-            "plugin.json",
-            "gym.json",
-            "evil.pkl",
-            "evil.py",
-            ".",
-            "grown",
-            "unfinished",
+            "plugin.json", "gym.json", "evil.pkl", "evil.py", ".", "grown", "unfinished",
             "runs/pair",
         ),
         *("runs/pickled/refused.pt", GYM),
-    ]
+    ]  # fmt: skip
 
 
 def _pickled(run: Path) -> None:

@@ -106,16 +106,9 @@ VALID: dict[str, list[Any]] = {
     "initial_policy": [None],  # another needs a trained run
     "name": ["mine", "ünï_文", "a.b+c-1", "x" * 60],
     "telemetry_dir": [
-        "runs",
-        "deep/er",
-        "ünï 文",
-        "[/x] :smile:",
-        "s3:/x",
-        " ",
-        "-",
-        "with\nbreak",
+        "runs", "deep/er", "ünï 文", "[/x] :smile:", "s3:/x", " ", "-", "with\nbreak",
     ],
-}
+}  # fmt: skip
 """Valid values of settings whose type does not determine them, or allows slow runs."""
 
 EXCLUSIVE = (

@@ -90,24 +90,20 @@ def commands(count: int, seed: int) -> list[Case]:
     """Command lines."""
     draw = random.Random(seed)
     return _mixed(
-        count,
-        (_right_command(draw, name) for name in cycle(KINDS)),
-        (_wrong_command(draw, name) for name in cycle(KINDS)),
-        _strange_commands(draw),
+        count, (_right_command(draw, name) for name in cycle(KINDS)),
+        (_wrong_command(draw, name) for name in cycle(KINDS)), _strange_commands(draw),
         (_wild_command(draw) for _ in cycle([None])),
-    )
+    )  # fmt: skip
 
 
 def configs(count: int, seed: int) -> list[Case]:
     """Settings files."""
     draw = random.Random(seed)
     return _mixed(
-        count,
-        (_right_config(draw, name) for name in cycle(KINDS)),
-        (_wrong_config(draw, name) for name in cycle(KINDS)),
-        _strange_configs(draw),
+        count, (_right_config(draw, name) for name in cycle(KINDS)),
+        (_wrong_config(draw, name) for name in cycle(KINDS)), _strange_configs(draw),
         (_wild_config(draw) for _ in cycle([None])),
-    )
+    )  # fmt: skip
 
 
 def every_wrong_value(seed: int) -> list[Case]:
@@ -159,21 +155,9 @@ def _wrong_command(draw: random.Random, name: str, values: list[str] | None = No
 
 
 RUNS = (
-    "missing",
-    "file.txt",
-    "empty",
-    "list",
-    "deep",
-    "texts",
-    "bytes",
-    "no-fingerprint",
-    "no-checkpoint",
-    "bad-manifest",
-    "list-manifest",
-    "null\x00byte",
-    "",
-    LONG,
-)
+    "missing", "file.txt", "empty", "list", "deep", "texts", "bytes", "no-fingerprint",
+    "no-checkpoint", "bad-manifest", "list-manifest", "null\x00byte", "", LONG,
+)  # fmt: skip
 """Directories from which no run can be resumed; see ``_furnish_runs``."""
 
 

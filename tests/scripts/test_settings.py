@@ -84,14 +84,9 @@ def test_a_new_setting_needs_only_a_new_field(tmp_path: Path) -> None:
 
 
 READERS = (
-    "leyline/config/setting.py",
-    "leyline/config/reading.py",
-    "scripts/entry.py",
-    "scripts/flags.py",
-    "scripts/train.py",
-    "scripts/watched.py",
-    "simic/training/vectorized.py",
-)
+    "leyline/config/setting.py", "leyline/config/reading.py", "scripts/entry.py",
+    "scripts/flags.py", "scripts/train.py", "scripts/watched.py", "simic/training/vectorized.py",
+)  # fmt: skip
 """Files that handle settings in general: a table of settings there would define them twice."""
 
 

@@ -16,11 +16,9 @@ def trial(rows: int, keep: int = 99, start: int = 1) -> Trial:
         return torch.full((rows,), value)
 
     return Trial(
-        torch.arange(rows * SLOTS).view(rows, SLOTS) % 4 + 1,
-        filled(start),
-        filled(DECISION),
+        torch.arange(rows * SLOTS).view(rows, SLOTS) % 4 + 1, filled(start), filled(DECISION),
         filled(keep),
-    )
+    )  # fmt: skip
 
 
 def actor(keep: int = 99, start: int = 1) -> TryAndKeepActor:

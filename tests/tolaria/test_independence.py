@@ -81,15 +81,9 @@ def overflowing_hosts(stack: Stack, batches: list[tuple[Tensor, Tensor]]) -> Non
 
 
 DISTURBANCES = (
-    other_hosts,
-    other_seeds,
-    other_images,
-    nan_hosts,
-    nan_statistics,
-    nan_seeds,
-    nan_images,
+    other_hosts, other_seeds, other_images, nan_hosts, nan_statistics, nan_seeds, nan_images,
     overflowing_hosts,
-)
+)  # fmt: skip
 
 
 def gardens(host: Host) -> list[Garden]:

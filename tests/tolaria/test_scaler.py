@@ -177,15 +177,9 @@ def test_an_epoch_of_overflows_causes_no_rollback_while_the_scale_can_be_reduced
     assert judged(result).tolist() == [Reason.NONE] * ROWS
     state = seed_state(GARDEN, 3)
     signals = updated_signals(
-        SeedSignals.unknown((ROWS, 3), CPU),
-        state,
-        HOST.slots,
-        result,
-        torch.full((ROWS, 3), NAN),
-        torch.ones(ROWS),
-        torch.ones(ROWS, 3),
-        HOST.parameter_count,
-    )
+        SeedSignals.unknown((ROWS, 3), CPU), state, HOST.slots, result, torch.full((ROWS, 3), NAN),
+        torch.ones(ROWS), torch.ones(ROWS, 3), HOST.parameter_count,
+    )  # fmt: skip
     assert signals.health.isnan().all(1).tolist() == [False, True, False, False]
     assert not signals.exploding[SUBJECT].any()
 

@@ -95,18 +95,13 @@ def evaluate(
     never = partial(grown, "never")
     replay = rung_of("", stage(NEVER_GROW, hosts[:REPLAYED_HOSTS], never, "never"), prices)
     return Evaluation(
-        policy=policy,
-        suite=CAPACITY,
-        training_hosts=controls.training_hosts,
+        policy=policy, suite=CAPACITY, training_hosts=controls.training_hosts,
         tasks=["arrives trained" if host.trained else "from scratch" for host in hosts],
-        plans=list(PLANS),
-        rungs=[*rungs, rung],
-        splits=[None] * len(hosts),
+        plans=list(PLANS), rungs=[*rungs, rung], splits=[None] * len(hosts),
         shipped=f"{controls.origin}; {difference_text(replay.utility, rungs[0])}",
         rule_episodes=controls.training_hosts * 2 * len(FACTORS),
-        policy_episodes=0 if grower is None else grower.episodes,
-        rents=prices,
-    )
+        policy_episodes=0 if grower is None else grower.episodes, rents=prices,
+    )  # fmt: skip
 
 
 def rung_of(name: str, entries: Sequence[Entry], prices: Sequence[float]) -> Rung:

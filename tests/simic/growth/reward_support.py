@@ -59,12 +59,10 @@ class World:
     def flat(cls, world: "World", contribution: float) -> "World":
         """The world with constant measurements, which no action changes."""
         return replace(
-            world,
-            accuracy=world.accuracy[:1].expand_as(world.accuracy),
-            score=world.twin[:1].expand_as(world.twin),
-            twin=world.twin[:1].expand_as(world.twin),
+            world, accuracy=world.accuracy[:1].expand_as(world.accuracy),
+            score=world.twin[:1].expand_as(world.twin), twin=world.twin[:1].expand_as(world.twin),
             contribution=torch.full_like(world.contribution, contribution),
-        )
+        )  # fmt: skip
 
 
 def choose_at_random(generator: torch.Generator, banned: tuple[Op, ...] = ()) -> Choose:

@@ -226,14 +226,10 @@ FAULTS: dict[str, Callable[[float], Fault]] = {
 }
 
 INFINITE = (
-    "loss, first minibatch",
-    "host gradient, last minibatch",
-    "fossil's gradient",
-    "training seed's gradient",
-    "blending seed's output",
-    "host's optimizer",
+    "loss, first minibatch", "host gradient, last minibatch", "fossil's gradient",
+    "training seed's gradient", "blending seed's output", "host's optimizer",
     "training seed's optimizer",
-)
+)  # fmt: skip
 """Faults that are also tried with infinity. (A new branch's zero times infinity is NaN again.)"""
 
 

@@ -35,12 +35,9 @@ def rollout() -> Rollout[Observation]:
 def agent(grouped: bool, impala: ImpalaConfig | None = None) -> PPOAgent[Observation]:
     config = LearnerConfig(lstm_hidden=8)
     return growth_agent(
-        config,
-        0,
-        CPU,
-        learner_arguments=impala and impala.learner_arguments(config),
+        config, 0, CPU, learner_arguments=impala and impala.learner_arguments(config),
         baseline_group=SIZE if grouped else None,
-    )
+    )  # fmt: skip
 
 
 def advantages(learner: PPOAgent[Observation], rollout: Rollout[Observation]) -> Tensor:

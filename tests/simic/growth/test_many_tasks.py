@@ -306,12 +306,10 @@ def test_padding_does_not_change_the_actions_of_a_policy(slots: int):
     agent.update(together().rollout)
     seen = random_observation((5, 30), slots, seed=slots)
     wide = Observation(
-        host=seen.host,
-        slots=_wide(seen.slots, 2),
-        blueprints=_wide(seen.blueprints, 2),
+        host=seen.host, slots=_wide(seen.slots, 2), blueprints=_wide(seen.blueprints, 2),
         critic=seen.critic,
         masks=ActionMasks(_wide(seen.masks.slots, 3), _wide(seen.masks.kinds, 2)),
-    )
+    )  # fmt: skip
     outcomes = []
     for observation in (seen, wide):
         agent.begin(torch.arange(30), 0)

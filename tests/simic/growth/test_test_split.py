@@ -66,11 +66,9 @@ def test_every_episode_measures_it_once_after_the_last_step(
         plans = [Schedule.everything(2, own) for own in slots]
         found: list[Step] = []
         collect(
-            env,
-            ScheduleActor(Schedule.concatenate(plans)),
-            episode,
+            env, ScheduleActor(Schedule.concatenate(plans)), episode,
             lambda t, actions, step, found=found: found.append(step),
-        )
+        )  # fmt: skip
         assert len(env.shards) == 2
         assert measured == [LENGTH - 1] * 2 * (episode + 1)
         # Something grew, so there were scores that one could have been tempted to look at.

@@ -108,11 +108,9 @@ def grouped(runs: int, rounds: int, twins: int, size: int) -> Episodes:
         for _ in range(size)
     ]
     return dataclasses.replace(
-        episodes,
-        runs=[key[0] for key in keys],
-        rounds=torch.tensor([key[1] for key in keys]),
+        episodes, runs=[key[0] for key in keys], rounds=torch.tensor([key[1] for key in keys]),
         twins=torch.tensor([key[2] for key in keys]),
-    )
+    )  # fmt: skip
 
 
 def keys_of(episodes: Episodes, chosen: torch.Tensor) -> set[tuple]:

@@ -71,11 +71,9 @@ def state_of(stages: list[Stage], **columns) -> SeedState:
 def test_host_features_match_their_names() -> None:
     state = state_of([Stage.TRAINING, Stage.BLENDING, Stage.FOSSILISED, Stage.DORMANT])
     progress = progress_of(
-        1,
-        rolled_back=torch.tensor([True]),
-        success=torch.tensor([False]),
+        1, rolled_back=torch.tensor([True]), success=torch.tensor([False]),
         log_price=log_price(torch.tensor([0.1])),
-    )
+    )  # fmt: skip
     parameters = torch.tensor([[100, 50, 50, 0]])
     found = named(host_features(progress, state, 400, parameters, 3)[0], HOST_FEATURES)
     expected = {
@@ -117,12 +115,9 @@ def test_the_price_feature_is_finite_and_rises_with_the_price() -> None:
 def test_unknown_host_features_are_minus_one() -> None:
     nothing = torch.full((1, HISTORY + 1), NAN)
     progress = progress_of(
-        1,
-        losses=nothing,
-        expected=nothing,
-        train_loss=torch.tensor([NAN]),
+        1, losses=nothing, expected=nothing, train_loss=torch.tensor([NAN]),
         train_accuracy=torch.tensor([NAN]),
-    )
+    )  # fmt: skip
     state = state_of([Stage.DORMANT])
     found = named(host_features(progress, state, 9, torch.zeros(1, 1), 1)[0], HOST_FEATURES)
     for name in ("validation_loss", "expected_accuracy", "train_loss", "train_accuracy"):
@@ -147,27 +142,17 @@ def described(
 
 def test_slot_features_match_their_names() -> None:
     state = state_of(
-        [Stage.DORMANT, Stage.BLENDING, Stage.EMBARGOED],
-        alpha=[0.0, 0.4, 0.0],
-        alpha_velocity=[0.0, 0.1, 0.0],
-        goal=[0.0, 0.7, 0.0],
-        ramp_target=[0.0, 0.5, 0.0],
-        ramp_mode=[0, int(AlphaMode.UP), 0],
-        ramp_steps=[0, 8, 0],
-        ramp_done=[0, 4, 0],
-        tempo=[0, 5, 0],
-        style=[0, int(Style.GATED_GATE), 0],
-        age=[0, 20, 0],
-        stage_age=[0, 2, 1],
-    )
+        [Stage.DORMANT, Stage.BLENDING, Stage.EMBARGOED], alpha=[0.0, 0.4, 0.0],
+        alpha_velocity=[0.0, 0.1, 0.0], goal=[0.0, 0.7, 0.0], ramp_target=[0.0, 0.5, 0.0],
+        ramp_mode=[0, int(AlphaMode.UP), 0], ramp_steps=[0, 8, 0], ramp_done=[0, 4, 0],
+        tempo=[0, 5, 0], style=[0, int(Style.GATED_GATE), 0], age=[0, 20, 0], stage_age=[0, 2, 1],
+    )  # fmt: skip
     signals = replace(
-        SeedSignals.unknown((1, 3), CPU),
-        contribution=torch.tensor([[NAN, 0.03, NAN]]),
+        SeedSignals.unknown((1, 3), CPU), contribution=torch.tensor([[NAN, 0.03, NAN]]),
         contribution_velocity=torch.tensor([[0.0, -0.02, 0.0]]),
-        health=torch.tensor([[NAN, 0.9, NAN]]),
-        gradient_norm=torch.tensor([[NAN, 4.0, NAN]]),
+        health=torch.tensor([[NAN, 0.9, NAN]]), gradient_norm=torch.tensor([[NAN, 4.0, NAN]]),
         exploding=torch.tensor([[False, True, False]]),
-    )
+    )  # fmt: skip
     found = described(state, signals)[1]
     expected = {
         "occupied": 1.0,
