@@ -13,20 +13,16 @@ from numpy.typing import NDArray
 from populations import parts
 from reporting import kept
 from runs import Run, Settings, trained
-from torch import Tensor
 
 from esper.karn.store import read_events
 from esper.leyline.config.offline import ImitationConfig, OfflineConfig, OfflineMethod
 from esper.leyline.events import TrainingFinished
-from esper.runtime.tasks import Task
 from esper.simic.growth.environment import GrowthEnv
 from esper.simic.offline.offline_run import learn_offline
 from esper.simic.tools.grow import GrowingPolicy
 from esper.simic.training import growth_trainee
 from esper.tamiyo.baselines import Actor, NeverActor
-from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
-from esper.tamiyo.policy.features import Observation
-from esper_lab.plans import Plan, library, schedule
+from esper_lab.plans import LibraryActor, Plan, library
 from esper_lab.play import Hosts, Rules, play, play_plans
 
 Floats = NDArray[np.float64]
@@ -91,40 +87,6 @@ class Study:
             "seed": seed,
             "threads": self.threads,
         }
-
-
-class LibraryActor:
-    """Follows the plans of ``library`` in turn: each environment another one in every episode.
-
-    Args:
-        tasks: returns the task of each environment in the current episode.
-        episode_length: steps per episode.
-    """
-
-    def __init__(self, tasks: Callable[[], Sequence[Task]], episode_length: int):
-        self.tasks, self.episode_length = tasks, episode_length
-        self.plans = library()
-
-    def begin(self, environments: Tensor, episode: int) -> None:
-        """See ``baselines.Actor.begin``."""
-        self._environments, self._episode = environments, episode
-
-    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
-        if step == 0:
-            self._actor = ScheduleActor(self._schedule())
-            self._actor.begin(self._environments, self._episode)
-        return self._actor.act(observation, step)
-
-    def _schedule(self) -> Schedule:
-        """The plan of each environment in this episode."""
-        first = self._episode * len(self._environments)
-        return Schedule.concatenate(
-            [
-                schedule((self.plans[(first + i) % len(self.plans)],), task, self.episode_length)
-                for i, task in enumerate(self.tasks())
-            ]
-        )
 
 
 def studied(study: Study, seeds: Sequence[int]) -> dict[str, Any]:

@@ -4,14 +4,17 @@ Controls choose among these plans: the best for all hosts, the best after one lo
 each host in hindsight.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from esper.leyline.actions import HEAD_WIDTHS, Style
 from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import blueprint_of
-from esper.tamiyo.fixed_schedule import Schedule
+from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
+from esper.tamiyo.policy.features import Observation
 
 STARTS = 0.0, 0.3, 0.6
 """Parts of the episode after which the systematic plans begin to grow."""
@@ -125,3 +128,37 @@ def schedule(plans: tuple[Plan, ...], task: Task, episode_length: int | None = N
 def slot_at(position: float, slots: int) -> int:
     """Index of the slot at ``position``, from 0 for the first to 1 for the last."""
     return round(position * (slots - 1))
+
+
+class LibraryActor:
+    """Follows the plans of ``library`` in turn: each environment another one in every episode.
+
+    Args:
+        tasks: returns the task of each environment in the current episode.
+        episode_length: steps per episode.
+    """
+
+    def __init__(self, tasks: Callable[[], Sequence[Task]], episode_length: int):
+        self.tasks, self.episode_length = tasks, episode_length
+        self.plans = library()
+
+    def begin(self, environments: Tensor, episode: int) -> None:
+        """See ``baselines.Actor.begin``."""
+        self._environments, self._episode = environments, episode
+
+    def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
+        if step == 0:
+            self._actor = ScheduleActor(self._schedule())
+            self._actor.begin(self._environments, self._episode)
+        return self._actor.act(observation, step)
+
+    def _schedule(self) -> Schedule:
+        """The plan of each environment in this episode."""
+        first = self._episode * len(self._environments)
+        return Schedule.concatenate(
+            [
+                schedule((self.plans[(first + i) % len(self.plans)],), task, self.episode_length)
+                for i, task in enumerate(self.tasks())
+            ]
+        )

@@ -1,6 +1,5 @@
 """The policy that follows the library of plans plays the plans themselves."""
 
-import pytest
 import torch
 
 from esper.runtime.tasks import find
@@ -9,7 +8,7 @@ from esper.simic.growth.environment import GrowthEnv
 from esper.simic.growth.step import GrowthConfig
 from esper.tamiyo.fixed_schedule import NEVER, Schedule, ScheduleActor
 from esper.tolaria.precision import Precision
-from esper_lab.plans import library, schedule
+from esper_lab.plans import LibraryActor, library, schedule
 from synthetic import CPU
 
 LENGTH = 12
@@ -24,10 +23,7 @@ def environment() -> GrowthEnv:
     return GrowthEnv(tasks, torch.arange(COUNT), config, Precision("cpu"), CPU)
 
 
-@pytest.mark.usefixtures("scripts_on_path")
 def test_each_environment_follows_its_plan_for_the_task_it_drew() -> None:
-    from offline_claims import LibraryActor
-
     env = environment()
     actor = LibraryActor(lambda: env.current_tasks, LENGTH)
     plans = library()
