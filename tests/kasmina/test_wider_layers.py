@@ -361,6 +361,7 @@ class FixedSize(NormSum):
     ("model", "name", "reason"),
     [
         (nn.Sequential(nn.Linear(4, 6), spectral()), "0", "it with a weight of no known layer"),
+        (Joined(lambda m, y, x: torch.addmm(x, mat1=y, mat2=x.T @ x)), "one", "addmm reads it"),
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
         (NormSum(), "two + one", "add combines it with other channels"),

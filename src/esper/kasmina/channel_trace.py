@@ -14,6 +14,7 @@ from esper.kasmina.layer_kinds import (
     PREFIX,
     Convolution,
     ConvTranspose,
+    InputsFirst,
     Linear,
     Norm,
     has_weight_norm,
@@ -189,13 +190,12 @@ class Recorder(TorchFunctionMode):
         tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
         name = getattr(func, "__name__", str(func))
         if name in _LAYERS:
-            # A bias comes first in the latter.
-            place = 2 if name == "addmm" else 1
-            weight = args[place] if len(args) > place else kwargs["weight"]
-            owner, layer = self._owners.get(id(weight), ("", None))
-            if isinstance(layer, Linear | Convolution):
+            begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
+            operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
+            owner, layer = self._owners.get(id(operands.get(keys[1])), ("", None))
+            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution):
                 output = func(*args, **kwargs)
-                self._layer(owner, layer, args[place - 1] if args else kwargs["input"], output)
+                self._layer(owner, layer, operands[keys[0]], output)
                 return output
         if name == "_weight_norm":
             return self._weight_of_norm(inputs, func(*args, **kwargs))
@@ -220,11 +220,9 @@ class Recorder(TorchFunctionMode):
         if not outputs:
             return output  # its shape, or another number
         if len(locations) != len(outputs) or None in locations:
-            verb = (
-                "reads it with a weight of no known layer"
-                if name in _LAYERS
-                else "mixes its channels"
-            )
+            verb = "mixes its channels"
+            if name in _LAYERS:
+                verb = "reads it with a weight of no known layer"
             for tag in tags.values():
                 tag.group.reason = tag.group.reason or f"{name} {verb}"
                 tag.group.is_mixed = True
