@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.channel_trace import Recorder, TracedGroup, Trials, Unit
-from esper.kasmina.layer_kinds import tensors_of
+from esper.kasmina.layer_kinds import parameters_of
 from esper.kasmina.nested import tensors
 
 
@@ -132,8 +132,8 @@ def _pass(
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
         layers = [*group.writers, *group.readers, *group.companions]
-        both = [x for name in layers for _, x in tensors_of(model.get_submodule(name))]
-        parameters = [x for x in both if isinstance(x, nn.Parameter)]
+        modules = map(model.get_submodule, layers)
+        parameters = [p for each in modules for p in parameters_of(each).values()]
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):

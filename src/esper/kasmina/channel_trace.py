@@ -17,8 +17,8 @@ from esper.kasmina.layer_kinds import (
     InputsFirst,
     Linear,
     Norm,
+    channel_axis,
     has_weight_norm,
-    weight_name,
 )
 from esper.kasmina.nested import map_leaves, tensors
 
@@ -275,10 +275,8 @@ class Recorder(TorchFunctionMode):
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
         tag = self.tag(x)
-        is_linear = isinstance(layer, Linear)
-        dimensions = layer.get_parameter(weight_name(layer)).ndim
-        axis = output.ndim - 1 if is_linear else output.ndim - dimensions + 1
-        if not is_linear and layer.groups > 1:
+        axis = channel_axis(layer, output)
+        if not isinstance(layer, Linear) and layer.groups > 1:
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
             return

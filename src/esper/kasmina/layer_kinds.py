@@ -73,11 +73,15 @@ def free_weight(module: Any) -> Tensor:
 def rows_first(module: nn.Module, x: Tensor) -> Tensor:
     """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
-    return (
-        x.transpose(0, 1)
-        if is_convolution or (isinstance(module, InputsFirst) and x.ndim > 1)
-        else x
-    )
+    is_linear = isinstance(module, InputsFirst) and x.ndim > 1
+    return x.transpose(0, 1) if is_convolution or is_linear else x
+
+
+def channel_axis(layer: nn.Module, x: Tensor) -> int:
+    """The axis of channels of what a linear layer or a convolution reads or writes."""
+    if isinstance(layer, Linear):
+        return x.ndim - 1
+    return x.ndim - layer.get_parameter(weight_name(layer)).ndim + 1
 
 
 def gates_of(module: nn.Module) -> int:
@@ -98,10 +102,14 @@ def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     return [(name, x) for name, x in both.items() if x is not None and x.ndim]
 
 
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters among ``tensors_of``."""
+    return {name: x for name, x in tensors_of(module) if isinstance(x, nn.Parameter)}
+
+
 def factors_of(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a layer that are 0 where it computes 0: not the directions of a norm."""
-    both = tensors_of(module)
-    return [x for name, x in both if isinstance(x, nn.Parameter) and name not in WEIGHT_NORMS]
+    return [x for name, x in parameters_of(module).items() if name not in WEIGHT_NORMS]
 
 
 def layer_and_key(name: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import reads_itself, size_names, tensors_of, weight_name
+from esper.kasmina.layer_kinds import parameters_of, reads_itself, size_names, weight_name
 from esper.kasmina.wider_layers import channel_count, parameter_count
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
@@ -83,13 +83,11 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     total = parameter_count(model)
     for name in rows.keys() | columns.keys():
         layer = model.get_submodule(name)
-        for key, x in tensors_of(layer):
-            if not isinstance(x, nn.Parameter):
-                continue
+        for key, parameter in parameters_of(layer).items():
             factor = rows.get(name, 1.0)
             if reads_itself(layer, key):
                 factor *= factor
             elif key == weight_name(layer):
                 factor *= columns.get(name, 1.0)
-            total += round(x.numel() * (factor - 1.0))
+            total += round(parameter.numel() * (factor - 1.0))
     return total

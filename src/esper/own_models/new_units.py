@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
-    Linear,
     Norm,
+    channel_axis,
     free_weight,
     layer_and_key,
     reads_itself,
@@ -235,7 +235,7 @@ class _Reader:
         return torch.where(self.variance > limit, gain, 0.0).view(-1, self.variables).sum(1)
 
 
-def _rows(layer: Any, x: Tensor) -> Tensor:
+def _rows(layer: nn.Module, x: Tensor) -> Tensor:
     """An activation as ``[positions, channels]``."""
-    axis = x.ndim - 1 if isinstance(layer, Linear) else x.ndim - layer.weight.ndim + 1
+    axis = channel_axis(layer, x)
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])
