@@ -291,6 +291,19 @@ def minibatches(batches: list[tuple[Tensor, Tensor]]) -> Minibatches:
     return Minibatches(images.flatten(0, 2), labels.flatten(0, 2), drawn)
 
 
+def once(function: Callable) -> Callable:
+    """Like ``functools.cache``, for arguments that have a text instead of a hash."""
+    results: dict[str, Any] = {}
+
+    def result(*arguments: Any) -> Any:
+        key = repr(arguments)
+        if key not in results:
+            results[key] = function(*arguments)
+        return results[key]
+
+    return result
+
+
 def naive_environments(
     host: Host,
     stack: Stack,

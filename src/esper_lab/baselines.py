@@ -7,6 +7,7 @@ beat. The recipes of built-in tasks were tuned beforehand. A draw of a family ke
 decay that were drawn, and the ladder tunes a factor of the rate on training hosts.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -255,17 +256,16 @@ def widen(host: Host, parameters: int) -> Host | None:
     """
     if not isinstance(host, CnnHost | MlpHost | TransformerHost):
         return None
-    nearest, factor = _scale(host, 0.0), 0.0
-    while True:
-        factor += _STEP
-        candidate = _scale(host, factor)
-        if abs(candidate.parameter_count - parameters) < abs(nearest.parameter_count - parameters):
-            nearest = candidate
-        if candidate.parameter_count >= parameters:
-            return nearest
+    hosts, end = partial(_scale, host), 1
+    while hosts(end).parameter_count < parameters:
+        end *= 2
+    first = bisect_left(range(end), parameters, key=lambda step: hosts(step).parameter_count)
+    nearest = map(hosts, (max(0, first - 1), first))
+    return min(nearest, key=lambda each: abs(each.parameter_count - parameters))
 
 
-def _scale(host: CnnHost | MlpHost | TransformerHost, factor: float) -> Host:
+def _scale(host: CnnHost | MlpHost | TransformerHost, step: int) -> Host:
+    factor = step * _STEP
     if isinstance(host, CnnHost):
         return replace(host, channels=tuple(max(1, round(factor * c)) for c in host.channels))
     if isinstance(host, MlpHost):

@@ -81,6 +81,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     shown = {mode: logits(model.train(mode), x) for mode in (False, True)}
     model.load_state_dict(state)
     changes = [widen(model, g, new_channels(model, g, 3), optimizer) for g in groups]
+    assert all(p.is_contiguous() for p in model.parameters())
     for mode in (False, True):
         wider = logits(model.train(mode), x)
         torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
@@ -135,7 +136,8 @@ GO_ON = "perceptron", "tagger", "reader", "attention", "fused", "inputs first", 
 def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) -> None:
     torch.manual_seed(0)
     make, inputs, _ = HOSTS[host]
-    model, x = without_dropout(make()), inputs()
+    model, x = without_dropout(make()).double(), inputs()
+    x = x.double() if x.is_floating_point() else x
     optimizer = trained(model, x, 5, kind)
     twin = copy.deepcopy(model)
     other = kind(twin.parameters(), lr=0.01)

@@ -6,7 +6,7 @@ optimizers. It only reads names from its data structures, to copy initial parame
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -469,12 +469,15 @@ class NaiveEnvironment:
     losses: list[float] = field(default_factory=list)
     hits: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.host_optimizer = self._optimizer(self.host, self.host_rate, self.weight_decay)
-        self.seed_optimizers = {
-            name: self._optimizer(seed, self.seed_rates[name], 0.0)
-            for name, seed in self.seeds.items()
-        }
+    # Made where one trains: most environments only score.
+    @cached_property
+    def host_optimizer(self) -> torch.optim.Optimizer:
+        return self._optimizer(self.host, self.host_rate, self.weight_decay)
+
+    @cached_property
+    def seed_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        rates = self.seed_rates
+        return {n: self._optimizer(seed, rates[n], 0.0) for n, seed in self.seeds.items()}
 
     def _optimizer(
         self, module: nn.Module, rate: float, weight_decay: float

@@ -332,7 +332,8 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     holder, key = holder_of(module, name)
     before = holder[key]
     earlier = next((p for p in change.exchanges if p[0] is module and p[1] == name), None)
-    after: Tensor = value.detach()
+    # Of another layout in memory, products have other last bits than those of a model loaded later.
+    after: Tensor = value.detach().contiguous() if before.is_contiguous() else value.detach()
     if isinstance(before, nn.Parameter):
         after = nn.Parameter(after, before.requires_grad)
     _put(module, name, after)

@@ -119,8 +119,8 @@ def wrong_labels(y: Tensor, share: float, samples: int, draws: np.random.Generat
 
 
 def log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
-    """A number whose logarithm is uniform."""
-    return float(np.exp(draws.uniform(math.log(low), math.log(high))))
+    """A number whose logarithm is uniform, to 12 digits, which are the same on all processors."""
+    return float(f"{math.exp(draws.uniform(math.log(low), math.log(high))):.12g}")
 
 
 def drawn_circumstances(

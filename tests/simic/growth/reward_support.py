@@ -7,18 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina.lifecycle import Rules, apply, legal_slots, tick
 from esper.kasmina.seeds import SeedSignals, SeedState
 from esper.leyline.actions import BLUEPRINTS, CANONICAL_CHOICE, HEAD_WIDTHS, HEADS, Op
 from esper.leyline.stages import Stage
-from esper.simic.growth.rewards import RewardInputs, escrow_credit
+from esper.simic.growth.rewards import REWARDS, RewardInputs, escrow_credit
 from esper.tamiyo.policy.features import utility
+from examples import examples
 from oracles.rewards import Moment, Seed
 
 CPU = torch.device("cpu")
 F64 = torch.float64
+quick = settings(max_examples=examples(12))
+seeds = st.integers(0, 2**31)
+lengths = st.integers(1, 30)
 OP_WEIGHTS = torch.tensor([2.0, 4.0, 1.0, 0.7, 2.0, 6.0])
 """Weights of the legal ops in a draw; ADVANCE is frequent enough that some seeds fossilise."""
 
@@ -156,6 +162,10 @@ def random_episode(seed: int, length: int, count: int = 6, slots: int = 3) -> li
     """An episode of random legal actions in a random world."""
     generator = torch.Generator().manual_seed(seed)
     return play(World.random(generator, length, count, slots), choose_at_random(generator))
+
+
+def total(mode: str, episode: list[RewardInputs]) -> Tensor:
+    return torch.stack([REWARDS[mode](inputs) for inputs in episode]).sum(0)
 
 
 def tensors(inputs: RewardInputs, change: Callable[[Tensor], Tensor]) -> RewardInputs:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from reward_support import F64, moment, random_episode, tensors
+from reward_support import F64, lengths, moment, quick, random_episode, seeds, tensors, total
 from torch import Tensor
 
 from esper.leyline.actions import Op
@@ -28,22 +28,14 @@ from esper.simic.growth.rewards import (
     stage_shaping,
 )
 from esper.tamiyo.policy.features import utility
-from examples import examples
 from oracles.rewards import ORACLES, shaping
 
-quick = settings(max_examples=examples(12))
-seeds = st.integers(0, 2**31)
-lengths = st.integers(1, 30)
 slot_counts = st.integers(1, 5)
 every_mode = pytest.mark.parametrize("mode", REWARD_MODES)
 
 
 def f64(value: float) -> Tensor:
     return torch.tensor(value, dtype=F64)
-
-
-def total(mode: str, episode: list[RewardInputs]) -> Tensor:
-    return torch.stack([REWARDS[mode](inputs) for inputs in episode]).sum(0)
 
 
 # --- values -----------------------------------------------------------------------------------

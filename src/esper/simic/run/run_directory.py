@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -381,8 +382,9 @@ def processor_name() -> str:
     return names[0] if names else platform.machine()
 
 
+@cache
 def git_revision() -> str | None:
-    """The commit of Esper's own source, None outside a clone."""
+    """The commit of Esper's own source as this process found it, None outside a clone."""
     try:
         process = subprocess.run(
             ["git", "rev-parse", "HEAD"],
