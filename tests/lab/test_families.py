@@ -320,7 +320,8 @@ def test_only_convolutions_grow_in_the_hosts_of_adaptation(backend: str):
     config = GrowthConfig(
         seed=1, episode_length=24, max_batches=1, batch_size=8, group_size=1, backend=backend
     )
-    tasks = [adaptation(number) for number in (3, 4)]
+    few = replace(adaptation(3).pretraining, steps=2)
+    tasks = [replace(adaptation(number), pretraining=few) for number in (3, 4)]
     env = GrowthEnv(tasks, torch.arange(4), config, Precision("cpu"), torch.device("cpu"))
     seen = env.reset(0)
     allowed = seen.masks.kinds.flatten(0, 1).any(0)

@@ -32,13 +32,11 @@ def test_each_environment_follows_its_plan_for_the_task_it_drew() -> None:
         found = collect(env, actor, episode).actions
         tasks = env.current_tasks
         assert {task.name for task in tasks} == {"digits_shift", "digits_deep"}
-        for i, task in enumerate(tasks):
-            number = (episode * COUNT + i) % len(plans)
-            seen.append(number)
-            (row,) = (schedule((plans[number],), task, LENGTH),)
-            wide = Schedule.concatenate([row] * COUNT)
-            alone = collect(env, ScheduleActor(wide), episode).actions
-            assert torch.equal(found[:, i], alone[:, i]), (episode, plans[number].name)
+        numbers = [(episode * COUNT + i) % len(plans) for i in range(COUNT)]
+        rows = [schedule((plans[n],), task, LENGTH) for n, task in zip(numbers, tasks, strict=True)]
+        alone = collect(env, ScheduleActor(Schedule.concatenate(rows)), episode).actions
+        assert torch.equal(found, alone), [plans[number].name for number in numbers]
+        seen += numbers
     assert set(seen) == set(range(len(plans))), "all plans are played"
 
 

@@ -57,7 +57,9 @@ STEPS_OF_A_SAVE = (
 """The steps of a save on the disk, in order."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["esper.scripts.train", "sklearn.datasets", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(
+    ["esper.scripts.train", "esper.karn.report.page", "sklearn.datasets", "torch._dynamo"]
+)
 
 
 def flags(**settings: object) -> list[str]:
