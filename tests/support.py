@@ -395,14 +395,9 @@ def seed_views(slot: SlotSpec, blueprint: str, row: Tensor) -> dict[str, Tensor]
 
 
 def _assert_same_parameters(
-    who: str,
-    named: dict[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    values: dict[str, Tensor],
-    first: dict[str, Tensor],
-    second: dict[str, Tensor],
-    step: Tensor,
-) -> None:
+    who: str, named: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer,
+    values: dict[str, Tensor], first: dict[str, Tensor], second: dict[str, Tensor], step: Tensor,
+) -> None:  # fmt: skip
     for name, parameter in named.items():
         assert_same(values[name], parameter, f"{who}, {name}")
         moments = optimizer.state.get(parameter)

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from virtual_machine import Machine
 
 NAME = "Virtual GPU"
+
+
+def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts; ``pytree`` takes most of a virtual step."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
 
 
 class Stream:
@@ -122,7 +132,7 @@ class Call:
     def again(self) -> None:
         with torch.set_grad_enabled(self.learns):
             found = self.function(*self.args, **self.kwargs)
-        new = [x for x in tree_flatten(found)[0] if isinstance(x, torch.Tensor)]
+        new = [*tensors_in(found)]
         for position, old in self.outputs.items():
             old.copy_(new[position])
 

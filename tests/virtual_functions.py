@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
 
-from virtual_cuda import Call
+from virtual_cuda import Call, tensors_in
 from virtual_machine import CPU, Machine
 
 
@@ -38,7 +37,7 @@ class Functions(TorchFunctionMode):
             thread.target = self.machine.device_of(kwargs["device"])
             if thread.target.type == "cuda":
                 kwargs["device"] = CPU
-        elif any(isinstance(x, Tensor) for x in tree_flatten((args, kwargs))[0]):
+        elif any(True for _ in tensors_in(args, kwargs)):
             thread.target = None
         else:
             thread.target = CPU

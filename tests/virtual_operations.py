@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from virtual_cuda import Call
+from virtual_cuda import Call, tensors_in
 from virtual_machine import CPU, Machine
 
 WAITING = {
@@ -45,7 +45,7 @@ class Operations(TorchDispatchMode):
         if machine.thread.resting:
             return function(*args, **kwargs)
         name = function._schema.name.removeprefix("aten::")
-        inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        inputs = [*tensors_in(args, kwargs)]
         written = _written(function, args, kwargs)
         device = self._device(function, name, args, inputs, written)
         if device.type == "cpu":
@@ -138,19 +138,12 @@ class Operations(TorchDispatchMode):
                 capture.before.setdefault(storage._cdata, (storage, storage.clone()))
 
     def _own(
-        self,
-        function: Any,
-        name: str,
-        device: torch.device,
-        args: Any,
-        kwargs: Any,
-        inputs: list[Tensor],
-        written: list[Tensor],
-        result: Any,
-    ) -> None:
+        self, function: Any, name: str, device: torch.device, args: Any, kwargs: Any,
+        inputs: list[Tensor], written: list[Tensor], result: Any,
+    ) -> None:  # fmt: skip
         """Put new results on the device, count the launch, and record it in a capture."""
         machine = self.machine
-        outputs = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        outputs = [*tensors_in(result)]
         known = {x.untyped_storage()._cdata for x in inputs}
         fresh = {
             position: x
@@ -185,7 +178,7 @@ def _written(function: Any, args: Any, kwargs: Any) -> list[Tensor]:
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
-        found += [x for x in tree_flatten(value)[0] if isinstance(x, Tensor)]
+        found += tensors_in(value)
     return found
 
 
