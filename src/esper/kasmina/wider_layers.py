@@ -332,7 +332,7 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     holder, key = holder_of(module, name)
     before = holder[key]
     earlier = next((p for p in change.exchanges if p[0] is module and p[1] == name), None)
-    # Of another layout in memory, products have other last bits than those of a model loaded later.
+    # With other strides, products would differ in their last bits from those of the model loaded.
     after: Tensor = value.detach().contiguous() if before.is_contiguous() else value.detach()
     if isinstance(before, nn.Parameter):
         after = nn.Parameter(after, before.requires_grad)

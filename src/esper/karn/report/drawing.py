@@ -65,7 +65,7 @@ _STYLE: Any = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
     "axes.titlelocation": "left",
-    # Where it stands by itself; else matplotlib measures every label, a quarter of a report's time.
+    # The default height, without measuring every label, a quarter of the time, for another one.
     "axes.titley": 1.0,
     "axes.labelsize": 8.5,
     "axes.edgecolor": MUTED,

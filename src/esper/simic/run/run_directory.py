@@ -384,7 +384,7 @@ def processor_name() -> str:
 
 @cache
 def git_revision() -> str | None:
-    """The commit of Esper's own source as this process found it, None outside a clone."""
+    """The commit of Esper's own source when it was first asked for; None outside a clone."""
     try:
         process = subprocess.run(
             ["git", "rev-parse", "HEAD"],
