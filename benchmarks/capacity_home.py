@@ -20,11 +20,11 @@ from esper_lab.capacity.hosts import (
     Split,
     convolutions,
     drawn_circumstances,
-    log_uniform,
     perceptron,
     residual,
     wrong_labels,
 )
+from esper_lab.families import log_uniform
 
 
 def noisy_digits(samples: int, seed: int) -> Split:

@@ -67,7 +67,7 @@ def adaptation(number: int) -> Task:
         host=_ADAPTATION_HOST, data=before, episode_length=24, batch_size=32, learning_rate=1e-2,
         host_learning_rate=0.0, deadline=deadline,
         drift=Drift(after, time, time, 0.0, channels) if count else None, pretraining=_CLEAN,
-        price=_log_uniform(draws, *PRICES), family="adaptation",
+        price=log_uniform(draws, *PRICES), family="adaptation",
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _initial(
     wrong = float((0.0, 0.3)[int(draws.random() < 0.3)])
     before, after = (DrawnSplit(partial(mislabelled, data, wrong, **kind)) for kind in settings)
     comes, time = draws.random() < 0.5, float(0.6 * draws.random())
-    rate, deadline = _log_uniform(draws, 5e-3, 4e-2), float(0.7 + 0.3 * draws.random())
+    rate, deadline = log_uniform(draws, 5e-3, 4e-2), float(0.7 + 0.3 * draws.random())
     return Task(
         name=f"{family}:{number}",
         summary=f"rate {rate:.3f}, {100 * wrong:.0f} % wrong labels"
@@ -146,7 +146,7 @@ def _initial(
         decay="cosine",
         deadline=deadline,
         drift=Drift(after, time, time, 0.0) if comes else None,
-        price=_log_uniform(draws, *PRICES),
+        price=log_uniform(draws, *PRICES),
         family=family,
     )
 
@@ -184,7 +184,8 @@ def _seed(draws: np.random.Generator) -> int:
     return int(draws.integers(1 << 31))
 
 
-def _log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
+def log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
+    """A number whose logarithm is uniform."""
     return float(low * (high / low) ** draws.random())
 
 

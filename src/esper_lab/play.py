@@ -343,6 +343,8 @@ def description(value: Any) -> object:
         return (_name(value), description(value.__self__))
     if hasattr(value, "__qualname__"):
         return _name(value)
+    if isinstance(value, float):
+        return f"{value:.12g}"  # processors differ in the last digits of a drawn number
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 

@@ -221,6 +221,10 @@ def test_every_setting_of_a_task_counts(change):
     assert digest(replace(TASKS[0], **change)) != digest(TASKS[0])
 
 
+def test_the_last_digits_of_a_number_do_not_change_a_key() -> None:
+    assert digest(0.1 + 0.2) == digest(0.3) != digest(0.3 + 1e-9)
+
+
 def test_threads_do_not_count_and_identities_do():
     assert Population(HOSTS.tasks).threads == 1
     one = Population(TASKS)

@@ -17,12 +17,12 @@ from esper_lab.capacity.hosts import (
     Split,
     convolutions,
     drawn_circumstances,
-    log_uniform,
     perceptron,
     residual,
     wrong_labels,
 )
 from esper_lab.data import mnist1d
+from esper_lab.families import log_uniform
 
 ROWS = 8
 """Steps in which a recurrent network reads a sample."""

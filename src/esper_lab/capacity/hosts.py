@@ -4,7 +4,6 @@ A host is a network with layers of a drawn width, a drawn number of noisy sample
 parameters, and a number of epochs; half of the hosts arrive trained.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from esper_lab.families import log_uniform
 
 VALIDATION, TEST = 300, 2000
 Architecture = Callable[[int, int, int, int], nn.Module]
@@ -116,11 +117,6 @@ def wrong_labels(y: Tensor, share: float, samples: int, draws: np.random.Generat
     wrong = torch.from_numpy(draws.random(samples) < share)
     y[:samples][wrong] = torch.from_numpy(draws.integers(classes, size=int(wrong.sum())))
     return y
-
-
-def log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
-    """A number whose logarithm is uniform, to 12 digits, which are the same on all processors."""
-    return float(f"{math.exp(draws.uniform(math.log(low), math.log(high))):.12g}")
 
 
 def drawn_circumstances(
