@@ -7,6 +7,7 @@ Rules are learned on the hosts of ``capacity_home.py`` as ``capacity_page.py`` p
 are kept in ``runs/capacity_ladder``.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,8 +20,9 @@ import numpy as np
 import torch
 from capacity_page import HOSTS as LESSONS
 from capacity_page import best_result, played
-from capacity_plays import WIDENINGS, operations_of, outcomes, short_statics, utility
+from capacity_plays import WIDENINGS, outcomes, short_statics, utility
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
+from msgspec.structs import replace
 from reporting import kept, made_on, new_parser, publish, table
 from scipy.stats import spearmanr
 from watched_growth import watched_growth
@@ -28,8 +30,7 @@ from watched_growth import watched_growth
 from esper.kasmina.width_prior import GAINS
 from esper_lab.capacity import ladder
 from esper_lab.capacity.hosts import Host
-from esper_lab.capacity.training import PRETRAINING, grown
-from esper_lab.capacity.training import arrival as arrival_of
+from esper_lab.capacity.training import grown
 from esper_lab.evaluation import (
     BEST_FIXED,
     CAPACITY,
@@ -37,17 +38,39 @@ from esper_lab.evaluation import (
     FOREST,
     LOOKUP,
     NEVER_GROW,
+    RULES,
     SHORT_SWEEP,
     STATIC_LOOKUP,
+    STATIC_SIZES,
     SWEEP,
     Evaluation,
     Rung,
 )
-from esper_lab.ladder_steps import points, points_text, step_cells, steps
+from esper_lab.ladder_steps import (
+    TRAINING_HEADS,
+    points,
+    points_text,
+    step_cells,
+    steps,
+    training_rows,
+    training_text,
+)
 from esper_lab.shipped_controls import ShippedControls, write_shipped
 
 WORK = Path("runs/capacity_ladder")
 HOSTS, SETS = 200, 3
+COSTS = """\
+*Doublings* is how often never growing is doubled, on the mean of the hosts; behind it stand the
+score on test and the utility where a doubling is worth so many points. Trials count. A forward
+pass counts once and its backward pass twice. Static networks and plans are trained in a plain
+loop, `widen` by `esper.grow`, which validates after every epoch; each is compared with never
+growing in its own loop, on one core. A sweep costs all of its trainings. Every network is
+trained at a rate of 0.005."""
+PREDICTIONS = """\
+*First order* is the squared norm of the gradient of the new channels' outgoing weights at birth,
+as a part of the loss; *ablation* is what validation loses at the end of the trial without the
+new channels. By how much a step would lower the loss says next to nothing about what wider
+layers gain, so `esper.grow` chooses by it which units are new, and not how many or where."""
 POLICIES = "widen", "deepen", "rule", "heuristic", "keep-or-move"
 Rows = list[tuple[str, ...]]
 HEADS = "", "utility, points", "above never", "on validation", "parameters", "widen − this"
@@ -59,37 +82,51 @@ def all_controls(host: Host) -> Outcomes:
     return entry | {"never": grown("never", host)}
 
 
-def control_rungs(hosts: list[Outcomes], lessons: list[Outcomes]) -> list[Rung]:
-    """The controls, from the bottom up.
+def choices(hosts: list[Outcomes], lessons: list[Outcomes]) -> dict[str, list[int]]:
+    """The plan of each host by rules.
 
     Args:
         hosts: ``all_controls`` of the fresh hosts.
         lessons: what was played on those on which the constant and the forest are learned, for
             hosts from scratch and for trained ones apart; the table is that of ``esper.grow``.
     """
-    rungs = [rung_of(NEVER_GROW, hosts, [[host["never"]] for host in hosts])]
     learners: dict[str, Callable[[list[Outcomes]], Choice]] = {
         BEST_FIXED: constant, LOOKUP: lambda _: by_table(GAINS), FOREST: partial(forest, arrival)
     }  # fmt: skip
-    for name, learn in learners.items():
-        plans = [0] * len(hosts)
-        for kind in (False, True):
-            choose = learn([lesson for lesson in lessons if lesson["trained"] == kind])
-            for i, host in enumerate(hosts):
-                if host["trained"] == kind:
-                    plans[i] = choose(host)
-        rungs.append(rung_of(name, hosts, _of_plans(hosts, plans), plans))
-        if name == LOOKUP:
-            statics = [[host["statics"][i]] for host, i in zip(hosts, plans, strict=True)]
+    rules = {
+        name: [learn([one for one in lessons if one["trained"] == kind]) for kind in (False, True)]
+        for name, learn in learners.items()
+    }
+    return {name: [rule[host["trained"]](host) for host in hosts] for name, rule in rules.items()}
+
+
+def control_rungs(hosts: list[Outcomes], plans: dict[str, list[int]]) -> list[Rung]:
+    """The controls, from the bottom up.
+
+    Args:
+        hosts: ``all_controls`` of the fresh hosts.
+        plans: see ``choices``.
+    """
+    rungs = [rung_of(NEVER_GROW, hosts, [[host["never"]] for host in hosts])]
+    rungs += [rung_of(name, hosts, _of_plans(hosts, each), each) for name, each in plans.items()]
+    statics = [[host["statics"][i]] for host, i in zip(hosts, plans[LOOKUP], strict=True)]
     rungs.append(rung_of(STATIC_LOOKUP, hosts, statics))
+    for i, name in enumerate(STATIC_SIZES, 1):
+        rungs.append(rung_of(name, hosts, [[host["statics"][i]] for host in hosts]))
     for name, column in ((SHORT_SWEEP, "short"), (SWEEP, "statics")):
-        rungs.append(rung_of(name, hosts, [[best_result(host, host[column])] for host in hosts]))
+        results = [[best_result(host, host[column]) | sums(host[column])] for host in hosts]
+        rungs.append(rung_of(name, hosts, results))
     worth = np.array([[[utility(x, h) for x in order] for order in h["plans"]] for h in hosts])
     first, second = worth.argmax(2).T
     # The plan that is best in one order of the data is scored in the other.
     both = zip(hosts, first, second, strict=True)
     results = [[host["plans"][1][one], host["plans"][0][two]] for host, one, two in both]
     return [*rungs, rung_of(CLAIRVOYANT, hosts, results, first.tolist())]
+
+
+def sums(results: list[dict[str, Any]]) -> dict[str, float]:
+    """What several trainings of a host took together."""
+    return {name: sum(one[name] for one in results) for name in ("operations", "seconds")}
 
 
 def rung_of(
@@ -119,20 +156,12 @@ def rung_of(
         added=column(lambda one, host: one["parameters"] - host["parameters"]),
         chosen=plans,
         score=column(lambda one, _: one["test"]),
+        operations=column(lambda one, _: one["operations"]),
     )
 
 
 def _of_plans(hosts: list[Outcomes], plans: list[int]) -> list[list[dict[str, Any]]]:
     return [[order[i] for order in host["plans"]] for host, i in zip(hosts, plans, strict=True)]
-
-
-def tried(host: Host) -> dict[str, Any]:
-    """What ``POLICIES[0]`` did, foretold and cost, without that in which a host learned before."""
-    data, small = arrival_of(host)
-    entry = watched_growth(POLICIES[0], host)
-    if host.trained:
-        entry["operations"] -= PRETRAINING * host.samples * operations_of(small, data.x)
-    return entry
 
 
 _TRIAL = re.compile(r"([+-][\d.]+).* with and without them .*, and ([+-][\d.]+) expected")
@@ -143,7 +172,7 @@ def prediction_rows(hosts: list[Outcomes], growths: list[Outcomes], plans: list[
 
     Args:
         hosts: ``all_controls`` of all hosts.
-        growths: ``tried`` of them.
+        growths: ``watched_growth`` of them.
         plans: index of the factor that the table chooses for each host.
     """
     names = "trial", "study", "first_order", "ablation"
@@ -174,56 +203,34 @@ def prediction_rows(hosts: list[Outcomes], growths: list[Outcomes], plans: list[
     return [*lines, (f"{len(gain)} hosts, of which {sum(paid)} profit", "")]
 
 
-def compute_rows(
-    hosts: list[Outcomes], rungs: dict[str, Rung], ours: tuple[Rung, list[float]], where: np.ndarray
-) -> tuple[Rows, str]:
-    """Operations, score and utility of rungs on some hosts, and a line on equal operations.
+def in_time(host: Outcomes) -> Outcomes:
+    """The outcomes of a host with processor time, as a multiple of never growing, for operations.
 
-    Args:
-        hosts: ``all_controls`` of all hosts.
-        rungs: the controls by name.
-        ours: the policy's rung, and its operations on each host.
-        where: the hosts.
+    What was trained by a plain loop is compared with never growing by the same loop.
     """
+    never = fmean(order[0]["seconds"] for order in host["plans"])
 
-    def total(column: str) -> list[float]:
-        return [sum(one["operations"] for one in host[column]) for host in hosts]
+    def timed(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [one | {"operations": one["seconds"] / never} for one in results]
 
-    def of_choice(name: str) -> list[float]:
-        chosen = zip(hosts, rungs[name].chosen or [], strict=True)
-        return [float(np.mean([order[i]["operations"] for order in h["plans"]])) for h, i in chosen]
+    columns = {name: timed(host[name]) for name in ("statics", "short")}
+    never_grown = host["never"] | {"operations": 1.0}
+    plans = [timed(order) for order in host["plans"]]
+    return host | columns | {"plans": plans, "never": never_grown}
 
-    lookup = rungs[LOOKUP].chosen or []
-    never = np.array([host["statics"][0]["operations"] for host in hosts])
-    operations = {
-        NEVER_GROW: never.tolist(),
-        BEST_FIXED: of_choice(BEST_FIXED),
-        LOOKUP: of_choice(LOOKUP),
-        STATIC_LOOKUP: [h["statics"][i]["operations"] for h, i in zip(hosts, lookup, strict=True)],
-        SHORT_SWEEP: total("short"),
-        SWEEP: total("statics"),
-    }
-    policy, spent = ours
-    lines: Rows = []
-    for rung, each in [*((rungs[n], x) for n, x in operations.items()), (policy, spent)]:
-        score = points(np.array(rung.score)[where], [None] * int(where.sum()))
-        ratio = float(np.mean((np.array(each) / never)[where]))
-        worth = 100.0 * float(np.mean(np.array(rung.utility)[where]))
-        lines.append((rung.name, f"{ratio:.2f}", points_text(score, ".1f"), f"{worth:.1f}"))
-    # Of the static networks, whose operations grow with their size, the one with as many.
-    same = [
-        np.interp(
-            np.log(x),
-            [np.log(one["operations"]) for one in host["statics"]],
-            [utility(one, host) for one in host["statics"]],
-        )
-        for host, x in zip(hosts, spent, strict=True)
-    ]
-    change = points(np.subtract(policy.utility, same)[where], [None] * int(where.sum()))
-    worth = 100.0 * float(np.mean(np.array(same)[where]))
-    return lines, (
-        f"A static network whose training takes as many operations as that with `widen` has a "
-        f"utility of {worth:.1f} points; `widen` minus it: {points_text(change)}."
+
+def equal_cost_text(ours: Rung, hosts: list[Outcomes], what: str, where: np.ndarray) -> str:
+    """How far a policy is above the static network of the same cost, interpolated over sizes."""
+    same = []
+    for host, cost in zip(hosts, ours.operations or [], strict=True):
+        sizes = sorted((math.log(one["operations"]), utility(one, host)) for one in host["statics"])
+        costs, worth = map(list, zip(*sizes, strict=True))
+        same.append(float(np.interp(math.log(cost), costs, worth)))
+    change = points(np.subtract(ours.utility, same)[where], [None] * int(where.sum()))
+    return (
+        f"A static network whose training takes as much in {what} as that with `widen` has a "
+        f"utility of {100.0 * float(np.mean(np.array(same)[where])):.1f} points; `widen` minus it: "
+        f"{points_text(change)}."
     )
 
 
@@ -250,17 +257,25 @@ def differences(evaluation: Evaluation, opponents: Sequence[str], hosts: np.ndar
 
 def main() -> None:
     """Play what was not played, and write the page and the controls that ship."""
-    arguments = new_parser(__doc__).parse_args()
+    parser = new_parser(__doc__)
+    parser.add_argument("--shipped-rules", action="store_true", help="do not learn them anew")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    lessons = played("home", capacity_home.draw, LESSONS)
     hosts = ladder.fresh_hosts(HOSTS)
     fresh = [
         kept(WORK / f"{number}.json", partial(all_controls, host))
         for number, host in enumerate(hosts)
     ]
-    rungs = control_rungs(fresh, lessons)
-    key = ladder.identity(hosts)
-    controls = ShippedControls(key, made_on(), len(lessons), HOSTS, rungs)
+    before = ladder.usable_controls(HOSTS) if arguments.shipped_rules else None
+    if before is None:
+        lessons = played("home", capacity_home.draw, LESSONS)
+        plans, count = choices(fresh, lessons), len(lessons)
+    else:
+        count = before.training_hosts
+        plans = {one.name: one.chosen or [] for one in before.rungs if one.name in RULES[1:]}
+        plans = {name: each for name, each in plans.items() if each}
+    rungs = control_rungs(fresh, plans)
+    controls = ShippedControls(ladder.identity(hosts), made_on(), count, HOSTS, rungs)
     if arguments.write:
         write_shipped(CAPACITY, controls)
     evaluations = {name: ladder.evaluate(name, HOSTS, controls, WORK) for name in POLICIES}
@@ -274,34 +289,64 @@ def main() -> None:
     groups |= {kind.capitalize(): np.array(tasks) == kind for kind in dict.fromkeys(tasks)}
     for kind, where in groups.items():
         parts += [f"## {kind}, {where.sum()} hosts", table(HEADS, rows(evaluations, where))]
+    nevers, growths = (ladder.entries(name, hosts, WORK) for name in ("never", POLICIES[0]))
+    pairs = zip(growths, nevers, strict=True)
+    seconds = [growth["seconds"] / never["seconds"] for growth, never in pairs]
+    parts += cost_parts(first, fresh, plans, seconds, groups)
     opponents = NEVER_GROW, BEST_FIXED, LOOKUP, SHORT_SWEEP, SWEEP
     sets = [
         (f"{part[0] + 1} to {part[-1] + 1}", *differences(first, opponents, part))
         for part in np.array_split(np.arange(HOSTS), SETS)
     ]
-    growths = [
-        kept(WORK / f"growth-{number}.json", partial(tried, host))
+    watched = [
+        kept(WORK / f"growth-{number}.json", partial(watched_growth, POLICIES[0], host))
         for number, host in enumerate(hosts)
     ]
-    spent = [growth["operations"] for growth in growths]
-    heads = "", "training operations, times never grown", "test score, points", "utility, points"
-    for kind, where in groups.items():
-        by_name = {rung.name: rung for rung in rungs}
-        lines, line = compute_rows(fresh, by_name, (first.rungs[-1], spent), where)
-        parts += [f"## Compute, {kind.lower()}", table(heads, lines), line]
-    lookup = next(rung for rung in rungs if rung.name == LOOKUP)
-    ranks = prediction_rows(fresh, growths, lookup.chosen or [])
     parts += [
         "## Predictions",
         "Rank correlation with the gain of test score at the end, without the price, of the factor "
         "of the table in both orders of the data; the study's prediction is after the price.",
-        table(("prediction", "rank correlation"), ranks),
+        table(("prediction", "rank correlation"), prediction_rows(fresh, watched, plans[LOOKUP])),
+        PREDICTIONS,
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
     ours = first.rungs[-1].utility
     figures = {rung.name: points(np.subtract(ours, rung.utility), [None] * HOSTS) for rung in rungs}
     page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
     publish(*page, arguments.write, {"hosts": HOSTS, "widen_minus": figures})
+
+
+def cost_parts(
+    evaluation: Evaluation,
+    hosts: list[Outcomes],
+    plans: dict[str, list[int]],
+    seconds: list[float],
+    groups: dict[str, np.ndarray],
+) -> list[str]:
+    """Tables of a policy and the controls by operations of training, and by processor time.
+
+    Args:
+        evaluation: of the policy.
+        hosts: ``all_controls`` of its hosts.
+        plans: see ``choices``.
+        seconds: processor time of the policy on each host, as a multiple of never growing.
+        groups: the hosts of each table.
+    """
+    ours = evaluation.rungs[-1]
+    ways = {
+        "operations": (hosts, ours),
+        "processor time": ([*map(in_time, hosts)], replace(ours, operations=seconds)),
+    }
+    parts = ["## Cost", COSTS]
+    for what, (outcomes_of_hosts, policy) in ways.items():
+        rungs = [*control_rungs(outcomes_of_hosts, plans), policy]
+        costs = replace(evaluation, rungs=rungs)
+        for kind, where in groups.items():
+            lines = training_rows(costs, where)
+            parts += [f"### In {what}, {kind.lower()}", table(("", *TRAINING_HEADS), lines)]
+            parts.append(equal_cost_text(policy, outcomes_of_hosts, what, where))
+        parts.append(training_text(costs, what))
+    return parts
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ Trainings are those of the suite ``capacity``, in which layers may become wider 
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from time import process_time
 from typing import Any
 
 import torch
 from capacity_rules import by_table
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper import shrink_and_perturb
 from esper.kasmina.channel_groups import channel_groups
@@ -22,7 +23,7 @@ from esper.kasmina.width_prior import GAINS
 from esper.own_models.new_units import BATCHES, propose
 from esper.own_models.width_search import BEGIN
 from esper_lab.capacity.hosts import VALIDATION, Host, Split
-from esper_lab.capacity.training import BATCH, FACTORS, RATE, arrival, beginning
+from esper_lab.capacity.training import BATCH, FACTORS, RATE, arrival, beginning, forward_operations
 from esper_lab.capacity.training import utility as utility_of
 
 AGAIN = 0.4
@@ -86,11 +87,17 @@ def score(model: nn.Module, data: Split) -> float:
 
 def operations_of(model: nn.Module, x: Tensor) -> float:
     """Operations of a training step per sample: a forward pass, and a backward pass of twice it."""
+    total = 0.0
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal total
+        total += 3.0 * forward_operations(layer, inputs, output)
+
     model.eval()  # so that no batch norm learns from it
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with register_module_forward_hook(count), torch.no_grad():
         model(x[:BATCH])
     model.train()
-    return 3.0 * counter.get_total_flops() / len(x[:BATCH])
+    return total / len(x[:BATCH])
 
 
 def widen_layers(
@@ -176,8 +183,9 @@ def train(
     See ``Course`` for ``factors`` and ``curve``.
 
     Returns:
-        scores on validation and test, parameters and operations.
+        scores on validation and test, parameters, operations, and seconds of the processor.
     """
+    begin = process_time()
     seed, part = 1000 * order + host.seed, data.part(slice(host.samples))
     course = Course(model, data, host.samples, seed, factors or {}, curve)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
@@ -196,8 +204,10 @@ def train(
             losses.append(loss.detach())
         schedule.step()
         course.after_epoch(torch.stack(losses).mean())
+    seconds = process_time() - begin
     test = data.part(slice(host.samples + VALIDATION, None))
     return {
+        "seconds": seconds,
         "validation": score(model, data.part(slice(host.samples, host.samples + VALIDATION))),
         "test": score(model, test),
         "parameters": parameter_count(model),

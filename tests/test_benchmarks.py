@@ -269,7 +269,12 @@ def _invented_host(trained: bool, seed: int) -> dict[str, Any]:
         scores = draws.uniform(0.2, 0.9, (5, 2))
         scores[3 if trained else 1] += 0.5  # what is best on the mean depends on the kind
         rows = zip(scores, sizes, strict=True)
-        return [{"test": a, "validation": b, "parameters": size} for (a, b), size in rows]
+        costs = draws.uniform(1.0, 9.0, 2).tolist()
+        return [
+            {"test": a, "validation": b, "parameters": size}
+            | {"operations": costs[0] * size, "seconds": costs[1] * size}
+            for (a, b), size in rows
+        ]
 
     return {
         "outputs": 3, "samples": 100 + 50 * seed, "width": 2 + seed % 20, "depth": 1, "epochs": 10,
@@ -284,16 +289,18 @@ def _worth(one: dict[str, float], host: dict[str, Any], split: str = "test") -> 
 
 
 def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
-    from capacity_ladder import control_rungs
+    from capacity_ladder import choices, control_rungs, in_time
 
     from esper_lab import evaluation as names
 
     lessons = [_invented_host(bool(i % 2), 100 + i) for i in range(60)]
     fresh = [_invented_host(bool(i % 2), i) for i in range(10)]
-    rungs = {rung.name: rung for rung in control_rungs(fresh, lessons)}
+    plans = choices(fresh, lessons)
+    rungs = {rung.name: rung for rung in control_rungs(fresh, plans)}
+    timed = {rung.name: rung for rung in control_rungs([*map(in_time, fresh)], plans)}
     assert list(rungs) == [
         names.NEVER_GROW, names.BEST_FIXED, names.LOOKUP, names.FOREST, names.STATIC_LOOKUP,
-        names.SHORT_SWEEP, names.SWEEP, names.CLAIRVOYANT,
+        *names.STATIC_SIZES, names.SHORT_SWEEP, names.SWEEP, names.CLAIRVOYANT,
     ]  # fmt: skip
     for i, host in enumerate(fresh):
         one, two = host["plans"]
@@ -309,6 +316,14 @@ def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
             scores = [_worth(x, host, "validation") for x in host[column]]
             best = host[column][scores.index(max(scores))]
             assert rungs[name].utility[i] == pytest.approx(_worth(best, host))
+            total = sum(x["operations"] for x in host[column])
+            assert rungs[name].operations[i] == pytest.approx(total)
+        for k, name in enumerate(names.STATIC_SIZES, 1):
+            assert rungs[name].operations[i] == host["statics"][k]["operations"]
+            never = (one[0]["seconds"] + two[0]["seconds"]) / 2
+            seconds = host["statics"][k]["seconds"]
+            assert timed[name].operations[i] == pytest.approx(seconds / never)
+        assert timed[names.NEVER_GROW].operations[i] == 1.0
         places = [row.index(max(row)) for row in worth]
         crossed = (worth[1][places[0]] + worth[0][places[1]]) / 2
         assert rungs[names.CLAIRVOYANT].utility[i] == pytest.approx(crossed)

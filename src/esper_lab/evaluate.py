@@ -39,16 +39,16 @@ from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
+    TRAINING_HEADS,
     Step,
-    budget_text,
     differences,
-    differences_text,
     front,
     front_cells,
-    headroom_text,
     price_range,
+    sentences,
     step_cells,
     steps,
+    training_rows,
 )
 from esper_lab.play import OnBatch
 
@@ -278,9 +278,17 @@ def show(console: Console, evaluation: Evaluation) -> None:
     rows = front(evaluation)
     if rows:
         console.print(_front_table(rows))
-    for text in (headroom_text(evaluation), differences_text(evaluation), budget_text(evaluation)):
-        if text:
-            console.print(text, soft_wrap=True)
+    costs = training_rows(evaluation)
+    if costs:
+        table = Table(
+            "", *TRAINING_HEADS, title="utility where a doubling of training costs points"
+        )
+        table.title_justify = "left"
+        for cells in costs:
+            table.add_row(*cells)
+        console.print(table)
+    for text in sentences(evaluation):
+        console.print(text, soft_wrap=True)
 
 
 def _table(title: str, rows: list[Step]) -> Table:

@@ -6,6 +6,7 @@ from statistics import fmean
 
 import msgspec
 
+from esper.kasmina.width_prior import FACTORS
 from esper.leyline.disk import DamagedFile, read_sealed_json, sealed_json
 from esper.leyline.errors import UsageError
 
@@ -22,6 +23,7 @@ STOPPING, TRY_AND_KEEP = "optimal stopping", "try and keep"
 TUNED_TWIN = "never grow, tuned"
 STATIC_NETWORK = "static network of three times the size"
 STATIC_LOOKUP = "static network, size by lookup"
+STATIC_SIZES = tuple(f"static network, {factor:g} times as wide" for factor in FACTORS)
 SHORT_SWEEP, SWEEP = "five sizes, a fifth of a training each", "five sizes, five trainings"
 FULL_TUNING, LAST_LAYER_TUNING, AUTO_RGN = "full tuning", "last-layer tuning", "Auto-RGN"
 NORM_TUNING = "norm and last-layer tuning"
@@ -35,8 +37,8 @@ RULES = NEVER_GROW, EVERYTHING, *BLIND, *LOOKING
 """Rungs that a user could follow instead of a policy; others know the outcomes of their hosts."""
 CLAIRVOYANT = "clairvoyant per host"
 WITHOUT_GROWING = (
-    TUNED_TWIN, STATIC_NETWORK, STATIC_LOOKUP, SHORT_SWEEP, SWEEP, FULL_TUNING, LAST_LAYER_TUNING,
-    NORM_TUNING, RANK_1_TUNING, RANK_4_TUNING, AUTO_RGN, COPY_CHOICE,
+    TUNED_TWIN, STATIC_NETWORK, STATIC_LOOKUP, *STATIC_SIZES, SHORT_SWEEP, SWEEP, FULL_TUNING,
+    LAST_LAYER_TUNING, NORM_TUNING, RANK_1_TUNING, RANK_4_TUNING, AUTO_RGN, COPY_CHOICE,
 )  # fmt: skip
 """Rungs that spend the budget of a host on another network or another training instead."""
 
@@ -52,6 +54,8 @@ class Rung(msgspec.Struct, frozen=True):
         added: parameters added per host.
         chosen: for a control that chooses one plan per host, its index in ``plans``, ``[H]``.
         score: expected accuracy on the test split per host; None if it was not recorded.
+        operations: of training per host, trials and all networks of a sweep included; None as
+            above.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Rung(msgspec.Struct, frozen=True):
     added: list[float]
     chosen: list[int] | None = None
     score: list[float] | None = None
+    operations: list[float] | None = None
 
 
 def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
@@ -185,8 +190,8 @@ def _fault(evaluation: Evaluation) -> str | None:
     if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
         return "controls are missing"
     for rung in evaluation.rungs:
-        columns = (rung.utility, rung.validation, rung.added, rung.chosen, rung.score)
-        if any(column is not None and len(column) != hosts for column in columns):
+        columns = rung.utility, rung.validation, rung.added, rung.score, rung.operations
+        if any(column is not None and len(column) != hosts for column in (*columns, rung.chosen)):
             return f"{rung.name!r} has not one value per host"
         if any(not 0 <= plan < len(evaluation.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"

@@ -14,14 +14,14 @@ from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
-    budget_text,
-    differences_text,
+    TRAINING_HEADS,
     front,
     front_cells,
-    headroom_text,
     price_range,
+    sentences,
     step_cells,
     steps,
+    training_rows,
 )
 
 FRONT_HEIGHT = 2.4
@@ -107,14 +107,18 @@ def _draw_front(axes: Axes, rows: list[PricedRung]) -> None:
 def ladder_tables(evaluation: Evaluation) -> list[Table]:
     """The rungs over all hosts, by price if it was drawn, and by task if there are several."""
     title = f"{evaluation.policy} on {evaluation.suite}"
-    parts = (headroom_text(evaluation), differences_text(evaluation), budget_text(evaluation))
-    text = " ".join(part for part in parts if part)
+    text = " ".join(sentences(evaluation))
     if evaluation.shipped is not None:
         text += f" The controls ship with Esper ({evaluation.shipped})."
     tables = [_table(evaluation, title, text, None)]
     front_rows = front(evaluation)
     if front_rows:
         tables.append(_front_table(title, front_rows))
+    costs = training_rows(evaluation)
+    if costs:
+        how = "Points of utility where a doubling of the operations of training costs points, too."
+        heads = ["rung", *TRAINING_HEADS]
+        tables.append(Table(f"{title}, by price of training", how, heads, [[*r] for r in costs]))
     names = list(dict.fromkeys(evaluation.tasks))
     if len(names) > 1:
         tables += [_table(evaluation, f"{title}: {name}", "", name) for name in names]

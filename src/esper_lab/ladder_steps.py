@@ -272,6 +272,74 @@ def budget_text(evaluation: Evaluation) -> str:
     return f"{text}, the policy was trained on {episodes}."
 
 
+TRAINING_PRICES = 0.0, 0.25, 0.5, 1.0, 2.0
+"""Points of utility that a doubling of the cost of training is worth."""
+TRAINING_HEADS = "doublings", "score", *(f"at {price:g}" for price in TRAINING_PRICES)
+"""What ``training_rows`` holds behind the name of a rung."""
+
+
+def _training(
+    evaluation: Evaluation, where: NDArray[np.bool_] | None = None
+) -> dict[str, tuple[float, float, float]]:
+    """What is known of rungs whose operations are recorded, on the means of hosts.
+
+    Returns:
+        how often training doubles that of never growing; score and utility in points.
+    """
+    rows = np.ones(len(evaluation.tasks), dtype=bool) if where is None else where
+    splits = [split for split, counts in zip(evaluation.splits, rows, strict=True) if counts]
+    never, values = evaluation.rungs[0].operations or [], {}
+    for rung in evaluation.rungs:
+        if rung.operations is not None and rung.score is not None:
+            doublings = np.log2(np.divide(rung.operations, never)) / 100.0
+            columns = doublings, np.array(rung.score), np.array(rung.utility)
+            first, second, third = (points(column[rows], splits)[0] for column in columns)
+            values[rung.name] = first, second, third
+    return values
+
+
+def training_rows(
+    evaluation: Evaluation, where: NDArray[np.bool_] | None = None
+) -> list[tuple[str, ...]]:
+    """Utility where training costs, too, as text; empty where operations are not recorded."""
+    rows = []
+    for name, (doublings, score, utility) in _training(evaluation, where).items():
+        worth = (f"{utility - price * doublings:.1f}" for price in TRAINING_PRICES)
+        rows.append((name, f"{doublings:.1f}", f"{score:.1f}", *worth))
+    return rows
+
+
+def training_text(evaluation: Evaluation, cost: str = "operations of training") -> str:
+    """Say at which prices of training a policy is above all that a user could do instead."""
+    values = _training(evaluation)
+    opponents = [values[name] for name in (*RULES, *WITHOUT_GROWING) if name in values]
+    text = []
+    for name in (rung.name for rung in evaluation.rungs if rung.policy and rung.name in values):
+        doublings, _, utility = values[name]
+        low, high = 0.0, np.inf
+        for more, _, worth in opponents:
+            difference, steps_more = utility - worth, doublings - more
+            if steps_more > 0.0:
+                high = min(high, difference / steps_more)
+            elif difference < 0.0:
+                low = max(low, difference / steps_more if steps_more else np.inf)
+        end = "or more" if np.isinf(high) else f"to {high:.2f}"
+        text += [
+            f"Trials included, it takes {2.0**doublings:.1f} times the {cost} of never growing.",
+            f"Where a doubling costs {low:.2f} {end} points, nothing that a user could do instead "
+            "has a higher utility."
+            if low < high
+            else "At no price of a doubling is its utility the highest that a user could have.",
+        ]
+    return " ".join(text)
+
+
+def sentences(evaluation: Evaluation) -> list[str]:
+    """What there is to gain, where the policy stands and what both cost, in words."""
+    parts = headroom_text, differences_text, training_text, budget_text
+    return [text for text in (part(evaluation) for part in parts) if text]
+
+
 FRONT_HEADS = "parameters", "accuracy, %", "utility, points"
 """What ``front_cells`` holds."""
 

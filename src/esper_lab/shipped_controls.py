@@ -132,5 +132,7 @@ def _path(suite: str) -> Path:
 
 
 def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
-    columns = {name: change(getattr(rung, name)) for name in ("utility", "validation", "added")}
-    return msgspec.structs.replace(rung, **columns)
+    names = "utility", "validation", "added", "operations"
+    columns = {name: getattr(rung, name) for name in names}
+    changed = {name: change(column) for name, column in columns.items() if column is not None}
+    return msgspec.structs.replace(rung, **changed)

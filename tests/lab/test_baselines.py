@@ -32,6 +32,7 @@ from esper_lab.evaluation import (
     COPY_CHOICE,
     SHORT_SWEEP,
     STATIC_LOOKUP,
+    STATIC_SIZES,
     SWEEP,
     WITHOUT_GROWING,
     Rung,
@@ -156,7 +157,8 @@ def test_the_rate_is_chosen_on_training_hosts_and_scored_on_fresh_ones(monkeypat
 
 
 def test_the_baselines_are_known_to_the_reader_of_a_ladder():
-    assert {*BASELINES, COPY_CHOICE, STATIC_LOOKUP, SHORT_SWEEP, SWEEP} == {*WITHOUT_GROWING}
+    of_capacity = {STATIC_LOOKUP, *STATIC_SIZES, SHORT_SWEEP, SWEEP}
+    assert {*BASELINES, COPY_CHOICE, *of_capacity} == {*WITHOUT_GROWING}
 
 
 def test_adapters_everywhere_are_as_large_as_what_the_best_looking_rule_adds(monkeypatch):

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 from esper.leyline.errors import UsageError
 from esper_lab import shipped_controls
 from esper_lab.capacity import held_out, ladder, training
-from esper_lab.capacity.hosts import VALIDATION, Host
+from esper_lab.capacity.hosts import VALIDATION, Host, convolutions, perceptron, residual
 from esper_lab.evaluate import evaluate
 from esper_lab.evaluation import (
     BEST_FIXED,
@@ -89,7 +91,8 @@ def test_a_policy_that_widens_pays_for_what_it_adds() -> None:
 
 def test_a_policy_that_finds_no_place_grows_nothing() -> None:
     host = next(host for host in map(small_host, range(0, 40, 2)) if "reader" in str(vars(host)))
-    assert training.grown("rule", host) == training.grown("never", host)
+    rule, never = (training.grown(policy, host) for policy in ("rule", "never"))
+    assert rule | {"seconds": 0.0} == never | {"seconds": 0.0}
 
 
 def test_every_drawing_is_another_one() -> None:
@@ -114,7 +117,10 @@ def small_suite(monkeypatch, tmp_path) -> Path:
     monkeypatch.chdir(tmp_path)
     draws = np.random.default_rng(0)
     rungs = [
-        Rung(name, False, *draws.uniform(size=(2, COUNT)).tolist(), [0.0] * COUNT, plans)
+        Rung(
+            name, False, *draws.uniform(size=(2, COUNT)).tolist(), [0.0] * COUNT, plans,
+            operations=[1e6] * COUNT,
+        )
         for name, plans in (
             (NEVER_GROW, None), (BEST_FIXED, [1] * COUNT), (FOREST, [2] * COUNT),
             (CLAIRVOYANT, [3] * COUNT),
@@ -141,6 +147,9 @@ def test_the_command_prints_and_keeps_the_ladder_and_goes_on_where_it_was(
     hosts = [small_host(number) for number in range(COUNT)]
     played = [training.grown("widen", host) for host in hosts]
     assert found.rungs[-1].score == [one["test"] for one in played]
+    assert found.rungs[-1].operations == [one["operations"] for one in played]
+    doublings = np.mean([np.log2(one["operations"] / 1e6) for one in played])
+    assert f"takes {2**doublings:.1f} times the operations of training of never growing" in printed
     assert found.rents == [host.price for host in hosts]
     never = ladder.rung_of("", [training.grown("never", host) for host in hosts], found.rents)
     difference = 100 * np.mean(np.subtract(never.utility, found.rungs[0].utility))
@@ -191,3 +200,40 @@ def test_controls_of_other_hosts_are_not_taken_for_these(small_suite, monkeypatc
     monkeypatch.setattr(ladder, "fresh_hosts", with_another_price)
     with pytest.raises(UsageError, match=r"^suite: no controls of the suite capacity ship"):
         evaluate(command())
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_operations_of_never_growing_are_three_times_those_of_its_forward_passes(number) -> None:
+    """By a loop over its layers: an LSTM reads with both matrices at each of its eight steps."""
+    host = next(
+        host for host in map(small_host, range(number, 60, 2)) if ("reader" in str(vars(host)))
+    )
+    _, small = training.arrival(host)
+    assert isinstance(small, held_out.Reader)
+    lstm, head = small.lstm, small.head
+    step = 2 * 4 * lstm.hidden_size * (lstm.input_size + lstm.hidden_size)
+    sample = held_out.ROWS * step + 2 * head.in_features * head.out_features
+    played = training.grown("never", host)
+    assert played["operations"] == 3 * sample * host.samples * host.epochs
+
+
+def test_operations_of_layers_are_those_of_pytorch_s_counter() -> None:
+    for make, inputs in ((perceptron, 20), (convolutions, 64), (residual, 64)):
+        model, x, counts = make(inputs, 6, 2, 3), torch.randn(5, inputs), []
+        with FlopCounterMode(display=False) as counter:
+            model(x)
+        hook = register_module_forward_hook(
+            lambda *call, counts=counts: counts.append(training.forward_operations(*call))
+        )
+        with hook:
+            model(x)
+        assert sum(counts) == counter.get_total_flops()
+
+
+def test_growing_costs_more_than_the_network_that_it_ends_with() -> None:
+    """Its trial is trained as well, with and without new units."""
+    host = replace(small_host(0), price=0.0, epochs=5)
+    played, never = training.grown("widen", host), training.grown("never", host)
+    growth = played["parameters"] / never["parameters"]
+    assert growth > 1.5
+    assert played["operations"] > never["operations"] * (1.0 + 0.2)

@@ -92,7 +92,7 @@ def test_each_task_has_a_table_of_its_own_in_which_the_policy_stands_out(monkeyp
         )
     ]
     evaluation = replace_fields(evaluation_of(rungs), tasks=["a", "b", "a", "b"])
-    monkeypatch.setattr(command, "headroom_text", lambda evaluation: "")
+    monkeypatch.setattr(command, "sentences", lambda evaluation: [])
     console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
     command.show(console, evaluation)
     assert isinstance(console.file, io.StringIO)

@@ -11,9 +11,17 @@ from scipy import stats
 
 from esper.karn.report.drawing import figure_style
 from esper_lab.evaluate import show
-from esper_lab.evaluation import Rung
+from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
-from esper_lab.ladder_steps import FRONT_HEADS, front, front_cells, price_range
+from esper_lab.ladder_steps import (
+    FRONT_HEADS,
+    TRAINING_PRICES,
+    front,
+    front_cells,
+    price_range,
+    training_rows,
+    training_text,
+)
 from tiny_population import evaluation_of
 
 HOSTS, SIZE = 21, 400.0
@@ -122,3 +130,63 @@ def test_the_picture_has_a_line_for_every_rung_and_a_point_for_every_third():
     assert "third of the prices" in drawing.text
     front_axes = drawing.svg.split("axes_2")[1]
     assert front_axes.count("--data-") == len(SHOWN) * (1 + 3)
+
+
+def costly(doublings: dict[str, float], utility: dict[str, float]) -> Evaluation:
+    """An evaluation in which training of each rung doubles so often, on the mean of the hosts."""
+    rungs = []
+    for name, count in doublings.items():
+        noise = DRAWS.normal(0.0, 0.5, HOSTS)
+        operations = 1e6 * 2.0 ** (count + noise - noise.mean()) if count else np.full(HOSTS, 1e6)
+        score = [utility[name] / 100.0] * HOSTS
+        columns = [0.0] * HOSTS, [0] * HOSTS, score, operations.tolist()
+        rungs.append(Rung(name, name.startswith("policy"), score, score, *columns))
+    return evaluation_of(rungs)
+
+
+@pytest.mark.parametrize(
+    ("policy", "doublings", "expected"),
+    [
+        (46.0, 2.0, "0.00 to 2.00 points"),  # never growing is its equal at 2
+        (44.0, 2.0, "0.50 to 1.00 points"),  # the sweep is better before
+        (43.0, 1.0, "0.67 to 1.00 points"),
+        (44.0, -1.0, "0.20 or more points"),
+    ],
+)
+def test_prices_of_training_at_which_a_policy_is_best_are_those_of_a_grid(
+    policy, doublings, expected
+) -> None:
+    names = "never grow", "five sizes, five trainings", "clairvoyant per host", "policy"
+    counts = dict(zip(names, (0.0, 4.0, 0.0, doublings), strict=True))
+    utility = dict(zip(names, (42.0, 45.0, 99.0, policy), strict=True))
+    evaluation = costly(counts, utility)
+    text = training_text(evaluation)
+    assert expected in text
+    low, high = float(expected[:4]), float(expected[8:12]) if "to" in expected else 9.0
+    for price in (0.0, *np.linspace(0.005, 8.995, 900)):
+        worth = {name: utility[name] - price * counts[name] for name in names if name[0] != "c"}
+        is_best = max(worth, key=worth.__getitem__) == "policy"
+        if abs(price - low) > 0.01 and abs(price - high) > 0.01:
+            assert is_best == (low < price < high), price
+    for cells, name in zip(training_rows(evaluation), names, strict=True):
+        shown = [f"{utility[name] - price * counts[name]:.1f}" for price in TRAINING_PRICES]
+        assert cells == (name, f"{counts[name]:.1f}", f"{utility[name]:.1f}", *shown)
+
+
+def test_a_policy_that_is_never_best_is_said_to_be_so_and_tables_show_the_costs() -> None:
+    names = "never grow", "best fixed schedule", "forest", "clairvoyant per host", "policy"
+    evaluation = costly(
+        dict(zip(names, (0.0, 1.0, 1.0, 0.0, 2.0), strict=True)),
+        dict(zip(names, (42.0, 41.0, 45.0, 50.0, 44.0), strict=True)),
+    )
+    assert "At no price of a doubling" in training_text(evaluation)
+    (table,) = (each for each in ladder_tables(evaluation) if each.title.endswith("of training"))
+    assert table.rows == [[*row] for row in training_rows(evaluation)]
+    console = Console(file=io.StringIO(), width=140)
+    show(console, evaluation)
+    printed = console.file.getvalue()
+    assert "At no price" in printed
+    for row in training_rows(evaluation):
+        assert re.search(" +│ +".join(map(re.escape, row[1:])), printed), row
+    assert training_rows(FOUND) == []
+    assert training_text(FOUND) == ""

@@ -22,6 +22,8 @@ FIRST = 300
 """Number of the first fresh host: ``benchmarks/capacity_page.py`` plays those before it."""
 REPLAYED_HOSTS = 8
 """Hosts on which never growing is played here too, for controls that were played elsewhere."""
+RECORDED = "operations"
+"""What entries of earlier versions lack, which are played again."""
 PLANS = tuple(f"{factor:g} times as wide" for factor in FACTORS)
 
 
@@ -74,34 +76,43 @@ def evaluate(
     Raises:
         UsageError: there is no such policy, or what was played cannot be read.
     """
-    grower = None if policy in SEARCHES else GrowingPolicy.named(policy)
     hosts = fresh_hosts(count)
-
-    def stage(
-        name: str, members: Sequence[Host], play: Callable[[Host], Entry], key: object
-    ) -> list[Entry]:
-        entries = []
-        for host in members:
-            entries.append(kept_entry(work / f"{digest(host, key)}.json", partial(play, host)))
-            on_batch(name, 1, len(members))
-        return entries
-
-    key = policy if grower is None else grower.identity
-    entries = stage(f"policy {policy}", hosts, partial(grown, policy), key)
-    sizes = [entry["host_parameters"] for entry in entries]
+    results = entries(policy, hosts, work, partial(on_batch, f"policy {policy}"))
+    sizes = [entry["host_parameters"] for entry in results]
     prices = [host.price for host in hosts]
-    rung = rung_of(f"policy, {policy}", entries, prices)
+    rung = rung_of(f"policy, {policy}", results, prices)
     rungs = controls.first(sizes, prices)
-    never = partial(grown, "never")
-    replay = rung_of("", stage(NEVER_GROW, hosts[:REPLAYED_HOSTS], never, "never"), prices)
+    never = entries("never", hosts[:REPLAYED_HOSTS], work, partial(on_batch, NEVER_GROW))
+    replay = rung_of("", never, prices)
     return Evaluation(
         policy=policy, suite=CAPACITY, training_hosts=controls.training_hosts,
         tasks=["arrives trained" if host.trained else "from scratch" for host in hosts],
         plans=list(PLANS), rungs=[*rungs, rung], splits=[None] * len(hosts),
         shipped=f"{controls.origin}; {difference_text(replay.utility, rungs[0])}",
         rule_episodes=controls.training_hosts * 2 * len(FACTORS),
-        policy_episodes=0 if grower is None else grower.episodes, rents=prices,
+        policy_episodes=0 if policy in SEARCHES else GrowingPolicy.named(policy).episodes,
+        rents=prices,
     )  # fmt: skip
+
+
+def entries(
+    policy: str,
+    hosts: Sequence[Host],
+    work: Path,
+    on_host: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Entry]:
+    """What ``esper.grow`` makes of hosts by a policy; played where ``work`` has no file of it.
+
+    Raises:
+        UsageError: there is no such policy, or what was played cannot be read.
+    """
+    key = policy if policy in SEARCHES else GrowingPolicy.named(policy).identity
+    results = []
+    for host in hosts:
+        path = work / f"{digest(host, key, RECORDED)}.json"
+        results.append(kept_entry(path, partial(grown, policy, host)))
+        on_host(1, len(hosts))
+    return results
 
 
 def rung_of(name: str, entries: Sequence[Entry], prices: Sequence[float]) -> Rung:
@@ -116,6 +127,7 @@ def rung_of(name: str, entries: Sequence[Entry], prices: Sequence[float]) -> Run
         ],
         added=[float(one["parameters"] - one["host_parameters"]) for one, _ in pairs],
         score=[one["test"] for one, _ in pairs],
+        operations=[one["operations"] for one, _ in pairs],
     )
 
 

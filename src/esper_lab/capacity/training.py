@@ -2,10 +2,12 @@
 
 import math
 from copy import deepcopy
+from time import process_time
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
@@ -18,13 +20,23 @@ BATCH, RATE, PRETRAINING = 50, 0.005, 40
 FACTORS = 1.0, *width_prior.FACTORS
 """By how much the controls make all hidden layers wider."""
 Entry = dict[str, Any]
-"""What a training of a host came to, and the number of parameters that the host has."""
+"""What a training of a host came to and took, and the number of parameters that the host has."""
 
 
 def utility(result: Entry, size: int, price: float, split: str = "test") -> float:
     """A score minus the price of the parameters above ``size``, those of the host, as a share."""
     growth = max(1.0, result["parameters"] / size)
     return float(result[split]) - price * math.log(growth)
+
+
+def forward_operations(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> float:
+    """Multiplications and additions of a layer; those of other layers and of biases are few."""
+    if isinstance(layer, nn.Linear | nn.Conv2d):
+        return 2.0 * output.numel() * layer.weight[0].numel()
+    if isinstance(layer, nn.RNNBase):
+        weights = sum(value.numel() for value in layer.parameters() if value.dim() > 1)
+        return 2.0 * inputs[0].numel() / layer.input_size * weights
+    return 0.0
 
 
 def arrival(host: Host) -> tuple[Split, nn.Module]:
@@ -55,20 +67,34 @@ def grown(policy: str, host: Host) -> Entry:
 
 
 def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, seed: int) -> Entry:
-    """Train and grow a network of ``host`` in place."""
+    """Train and grow a network of ``host`` in place.
+
+    Operations are those of training, trials included: three times those of the forward passes that
+    keep gradients. Seconds are of the processor, with validation after every epoch.
+    """
     generator = torch.Generator().manual_seed(seed)
-    result = esper.grow(
-        model,
-        _loader(data.part(slice(host.samples)), BATCH, generator),
-        _loader(data.part(slice(host.samples, host.samples + VALIDATION))),
-        test_loader=_loader(data.part(slice(host.samples + VALIDATION, None))),
-        policy=policy, epochs=epochs, price=host.price, seed=host.seed, progress=False,
-        loss="mse" if data.y.is_floating_point() else "cross_entropy", best_epoch=False,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE, fused=True),
-        scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
-    )  # fmt: skip
+    operations, begin = 0.0, process_time()
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal operations
+        if torch.is_grad_enabled():
+            operations += 3.0 * forward_operations(layer, inputs, output)
+
+    with register_module_forward_hook(count):
+        result = esper.grow(
+            model,
+            _loader(data.part(slice(host.samples)), BATCH, generator),
+            _loader(data.part(slice(host.samples, host.samples + VALIDATION))),
+            test_loader=_loader(data.part(slice(host.samples + VALIDATION, None))),
+            policy=policy, epochs=epochs, price=host.price, seed=host.seed, progress=False,
+            loss="mse" if data.y.is_floating_point() else "cross_entropy", best_epoch=False,
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE, fused=True),
+            scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
+        )  # fmt: skip
     assert result.test is not None
     return {
+        "operations": operations,
+        "seconds": process_time() - begin,
         "validation": max(0.0, result.validation.figure),
         "test": max(0.0, result.test.figure),
         "parameters": result.parameters,
