@@ -1,7 +1,7 @@
 """``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -40,7 +40,6 @@ from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
     TRAINING_HEADS,
-    Step,
     differences,
     front,
     front_cells,
@@ -271,34 +270,35 @@ def _check_directory(field: str, path: Path) -> None:
 def show(console: Console, evaluation: Evaluation) -> None:
     """Print the ladder over all hosts, and by task where there are several."""
     names = list(dict.fromkeys(evaluation.tasks))
-    console.print(_table(evaluation.suite, steps(evaluation)))
+    policies = [rung.name for rung in evaluation.rungs if rung.policy]
+    ladders = {evaluation.suite: steps(evaluation)}
     if len(names) > 1:
-        for name in names:
-            console.print(_table(name, steps(evaluation, np.array(evaluation.tasks) == name)))
+        hosts = np.array(evaluation.tasks)
+        ladders |= {name: steps(evaluation, hosts == name) for name in names}
+    for title, ladder in ladders.items():
+        cells = [(step.rung.name, *step_cells(step)) for step in ladder]
+        console.print(_table(title, HEADS, cells, policies))
     rows = front(evaluation)
     if rows:
         console.print(_front_table(rows))
     costs = training_rows(evaluation)
     if costs:
-        table = Table(
-            "", *TRAINING_HEADS, title="utility where a doubling of training costs points"
-        )
-        table.title_justify = "left"
-        for cells in costs:
-            table.add_row(*cells)
-        console.print(table)
+        title = "utility where each doubling of training costs points"
+        console.print(_table(title, TRAINING_HEADS, costs, policies))
     for text in sentences(evaluation):
         console.print(text, soft_wrap=True)
 
 
-def _table(title: str, rows: list[Step]) -> Table:
+def _table(
+    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], policies: Sequence[str]
+) -> Table:
+    """Rows of a name and of numbers under ``heads``; those of the policies stand out."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in HEADS:
+    for head in heads:
         table.add_column(head, justify="right")
     for row in rows:
-        style = "bold" if row.rung.policy else None
-        table.add_row(row.rung.name, *step_cells(row), style=style)
+        table.add_row(*row, style="bold" if row[0] in policies else None)
     return table
 
 
