@@ -61,11 +61,11 @@ WORK = Path("runs/capacity_ladder")
 HOSTS, SETS = 200, 3
 COSTS = """\
 *Doublings* is how often never growing is doubled, on the mean of the hosts; behind it stand the
-score on test and the utility where a doubling is worth so many points. Trials count. A forward
-pass counts once and its backward pass twice. Static networks and plans are trained in a plain
-loop, `widen` by `esper.grow`, which validates after every epoch; each is compared with never
-growing in its own loop, on one core. A sweep costs all of its trainings. Every network is
-trained at a rate of 0.005."""
+score on test and the utility where a doubling is worth so many points. Trials count, and so do
+the 256 candidates among which new units are chosen. A forward pass counts once and its backward
+pass twice. Static networks and plans are trained in a plain loop, `widen` by `esper.grow`, which
+validates after every epoch; each is compared with never growing in its own loop, on one core. A
+sweep costs all of its trainings. Every network is trained at a rate of 0.005."""
 PREDICTIONS = """\
 *First order* is the squared norm of the gradient of the new channels' outgoing weights at birth,
 as a part of the loss; *ablation* is what validation loses at the end of the trial without the
@@ -114,7 +114,10 @@ def control_rungs(hosts: list[Outcomes], plans: dict[str, list[int]]) -> list[Ru
     for i, name in enumerate(STATIC_SIZES, 1):
         rungs.append(rung_of(name, hosts, [[host["statics"][i]] for host in hosts]))
     for name, column in ((SHORT_SWEEP, "short"), (SWEEP, "statics")):
-        results = [[best_result(host, host[column]) | sums(host[column])] for host in hosts]
+        results = []
+        for host in hosts:
+            total = sum(one["operations"] for one in host[column])
+            results.append([best_result(host, host[column]) | {"operations": total}])
         rungs.append(rung_of(name, hosts, results))
     worth = np.array([[[utility(x, h) for x in order] for order in h["plans"]] for h in hosts])
     first, second = worth.argmax(2).T
@@ -122,11 +125,6 @@ def control_rungs(hosts: list[Outcomes], plans: dict[str, list[int]]) -> list[Ru
     both = zip(hosts, first, second, strict=True)
     results = [[host["plans"][1][one], host["plans"][0][two]] for host, one, two in both]
     return [*rungs, rung_of(CLAIRVOYANT, hosts, results, first.tolist())]
-
-
-def sums(results: list[dict[str, Any]]) -> dict[str, float]:
-    """What several trainings of a host took together."""
-    return {name: sum(one[name] for one in results) for name in ("operations", "seconds")}
 
 
 def rung_of(
@@ -255,6 +253,39 @@ def differences(evaluation: Evaluation, opponents: Sequence[str], hosts: np.ndar
     return [points_text(points(change, [None] * len(hosts))) for change in changes]
 
 
+def cost_parts(
+    evaluation: Evaluation,
+    hosts: list[Outcomes],
+    plans: dict[str, list[int]],
+    seconds: list[float],
+    groups: dict[str, np.ndarray],
+) -> list[str]:
+    """Tables of a policy and the controls by operations of training, and by processor time.
+
+    Args:
+        evaluation: of the policy.
+        hosts: ``all_controls`` of its hosts.
+        plans: see ``choices``.
+        seconds: processor time of the policy on each host, as a multiple of never growing.
+        groups: the hosts of each table.
+    """
+    ours = evaluation.rungs[-1]
+    ways = {
+        "operations": (hosts, ours),
+        "processor time": ([*map(in_time, hosts)], replace(ours, operations=seconds)),
+    }
+    parts = ["## Cost", COSTS]
+    for what, (outcomes_of_hosts, policy) in ways.items():
+        rungs = [*control_rungs(outcomes_of_hosts, plans), policy]
+        costs = replace(evaluation, rungs=rungs)
+        for kind, where in groups.items():
+            lines = training_rows(costs, where)
+            parts += [f"### In {what}, {kind.lower()}", table(("", *TRAINING_HEADS), lines)]
+            parts.append(equal_cost_text(policy, outcomes_of_hosts, what, where))
+        parts.append(training_text(costs, what))
+    return parts
+
+
 def main() -> None:
     """Play what was not played, and write the page and the controls that ship."""
     parser = new_parser(__doc__)
@@ -272,8 +303,7 @@ def main() -> None:
         plans, count = choices(fresh, lessons), len(lessons)
     else:
         count = before.training_hosts
-        plans = {one.name: one.chosen or [] for one in before.rungs if one.name in RULES[1:]}
-        plans = {name: each for name, each in plans.items() if each}
+        plans = {one.name: one.chosen for one in before.rungs if one.name in RULES and one.chosen}
     rungs = control_rungs(fresh, plans)
     controls = ShippedControls(ladder.identity(hosts), made_on(), count, HOSTS, rungs)
     if arguments.write:
@@ -314,39 +344,6 @@ def main() -> None:
     figures = {rung.name: points(np.subtract(ours, rung.utility), [None] * HOSTS) for rung in rungs}
     page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
     publish(*page, arguments.write, {"hosts": HOSTS, "widen_minus": figures})
-
-
-def cost_parts(
-    evaluation: Evaluation,
-    hosts: list[Outcomes],
-    plans: dict[str, list[int]],
-    seconds: list[float],
-    groups: dict[str, np.ndarray],
-) -> list[str]:
-    """Tables of a policy and the controls by operations of training, and by processor time.
-
-    Args:
-        evaluation: of the policy.
-        hosts: ``all_controls`` of its hosts.
-        plans: see ``choices``.
-        seconds: processor time of the policy on each host, as a multiple of never growing.
-        groups: the hosts of each table.
-    """
-    ours = evaluation.rungs[-1]
-    ways = {
-        "operations": (hosts, ours),
-        "processor time": ([*map(in_time, hosts)], replace(ours, operations=seconds)),
-    }
-    parts = ["## Cost", COSTS]
-    for what, (outcomes_of_hosts, policy) in ways.items():
-        rungs = [*control_rungs(outcomes_of_hosts, plans), policy]
-        costs = replace(evaluation, rungs=rungs)
-        for kind, where in groups.items():
-            lines = training_rows(costs, where)
-            parts += [f"### In {what}, {kind.lower()}", table(("", *TRAINING_HEADS), lines)]
-            parts.append(equal_cost_text(policy, outcomes_of_hosts, what, where))
-        parts.append(training_text(costs, what))
-    return parts
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from capacity_rules import by_table
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.optim import Optimizer
 
 from esper import shrink_and_perturb
@@ -23,7 +22,7 @@ from esper.kasmina.width_prior import GAINS
 from esper.own_models.new_units import BATCHES, propose
 from esper.own_models.width_search import BEGIN
 from esper_lab.capacity.hosts import VALIDATION, Host, Split
-from esper_lab.capacity.training import BATCH, FACTORS, RATE, arrival, beginning, forward_operations
+from esper_lab.capacity.training import BATCH, FACTORS, RATE, arrival, beginning, counted_operations
 from esper_lab.capacity.training import utility as utility_of
 
 AGAIN = 0.4
@@ -86,26 +85,20 @@ def score(model: nn.Module, data: Split) -> float:
 
 
 def operations_of(model: nn.Module, x: Tensor) -> float:
-    """Operations of a training step per sample: a forward pass, and a backward pass of twice it."""
-    total = 0.0
-
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        total += 3.0 * forward_operations(layer, inputs, output)
-
+    """Operations of a training step per sample."""
     model.eval()  # so that no batch norm learns from it
-    with register_module_forward_hook(count), torch.no_grad():
+    with counted_operations() as operations:
         model(x[:BATCH])
     model.train()
-    return total / len(x[:BATCH])
+    return sum(operations) / len(x[:BATCH])
 
 
 def widen_layers(
     model: nn.Module, factor: float, train: Split, optimizer: torch.optim.Optimizer, seed: int
-) -> float:
-    """Make every hidden layer ``factor`` times as wide; operations that the choice took."""
+) -> None:
+    """Make every hidden layer ``factor`` times as wide."""
     if factor == 1.0:
-        return 0.0
+        return
     model.eval()
     groups, _ = channel_groups(model, lambda: model(train.x[:4]))
     model.train()
@@ -116,14 +109,11 @@ def widen_layers(
     def backward(network: nn.Module, batch: Any) -> None:
         loss_of(network(batch[0]), batch[1]).backward()
 
-    operations = 0.0
     for group in groups:
         count = round(group.channels * (factor - 1.0))
-        operations += BATCHES * BATCH * operations_of(model, train.x)
         if count:
             new, _ = propose(model, group, count, batches, backward, generator)
             widen(model, group, new, optimizer)
-    return operations
 
 
 @dataclass
@@ -151,7 +141,9 @@ class Course:
         part = self.data.part(slice(self.samples))
         if epoch in self.factors:
             factor, seed = self.factors[epoch], self.seed + epoch
-            self.operations += widen_layers(self.model, factor, part, optimizer, seed)
+            with counted_operations() as choice:
+                widen_layers(self.model, factor, part, optimizer, seed)
+            self.operations += sum(choice)
         if epoch == 0 or epoch in self.factors:
             self.per_epoch = self.samples * operations_of(self.model, part.x)
         self.operations += self.per_epoch

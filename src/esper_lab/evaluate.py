@@ -283,8 +283,7 @@ def show(console: Console, evaluation: Evaluation) -> None:
         console.print(_front_table(rows))
     costs = training_rows(evaluation)
     if costs:
-        title = "utility where each doubling of training costs points"
-        console.print(_table(title, TRAINING_HEADS, costs, policies))
+        console.print(_table("utility, by points per doubling", TRAINING_HEADS, costs, policies))
     for text in sentences(evaluation):
         console.print(text, soft_wrap=True)
 

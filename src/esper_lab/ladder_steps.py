@@ -89,10 +89,17 @@ class Step:
     added: float
 
 
+def _hosts(
+    evaluation: Evaluation, where: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.bool_], list[int | None]]:
+    """Which hosts count, bool ``[H]``, all by default, and the splits of those."""
+    rows = np.ones(len(evaluation.tasks), dtype=bool) if where is None else where
+    return rows, [split for split, row in zip(evaluation.splits, rows, strict=True) if row]
+
+
 def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
     """The rungs of an evaluation over all hosts, or over the hosts ``where``, bool ``[H]``."""
-    rows = np.ones(len(evaluation.tasks), dtype=bool) if where is None else where
-    splits = [split for split, counts in zip(evaluation.splits, rows, strict=True) if counts]
+    rows, splits = _hosts(evaluation, where)
     never = evaluation.rungs[0]
 
     def over_units(values: ArrayLike) -> Points:
@@ -280,21 +287,19 @@ TRAINING_HEADS = "doublings", "score", *(f"at {price:g}" for price in TRAINING_P
 
 def _training(
     evaluation: Evaluation, where: NDArray[np.bool_] | None = None
-) -> dict[str, tuple[float, float, float]]:
+) -> dict[str, list[float]]:
     """What is known of rungs whose operations are recorded, on the means of hosts.
 
     Returns:
         how often training doubles that of never growing; score and utility in points.
     """
-    rows = np.ones(len(evaluation.tasks), dtype=bool) if where is None else where
-    splits = [split for split, counts in zip(evaluation.splits, rows, strict=True) if counts]
+    rows, splits = _hosts(evaluation, where)
     never, values = evaluation.rungs[0].operations or [], {}
     for rung in evaluation.rungs:
         if rung.operations is not None and rung.score is not None:
             doublings = np.log2(np.divide(rung.operations, never)) / 100.0
             columns = doublings, np.array(rung.score), np.array(rung.utility)
-            first, second, third = (points(column[rows], splits)[0] for column in columns)
-            values[rung.name] = first, second, third
+            values[rung.name] = [points(column[rows], splits)[0] for column in columns]
     return values
 
 
@@ -358,8 +363,7 @@ def front(evaluation: Evaluation) -> list[PricedRung]:
     thirds = np.searchsorted(edges, rents)
     rows = []
     for third in np.unique(thirds):
-        where = thirds == third
-        splits = [split for split, counts in zip(evaluation.splits, where, strict=True) if counts]
+        where, splits = _hosts(evaluation, thirds == third)
         prices = float(rents[where].min()), float(rents[where].max())
         for rung in rungs:
             parameters, score, utility = (

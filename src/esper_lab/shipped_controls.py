@@ -133,6 +133,5 @@ def _path(suite: str) -> Path:
 
 def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
     names = "utility", "validation", "added", "operations"
-    columns = {name: getattr(rung, name) for name in names}
-    changed = {name: change(column) for name, column in columns.items() if column is not None}
-    return msgspec.structs.replace(rung, **changed)
+    columns = ((name, getattr(rung, name)) for name in names)
+    return msgspec.structs.replace(rung, **{name: change(each) for name, each in columns if each})

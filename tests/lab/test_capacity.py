@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
+from esper.own_models import layer_growth, new_units
 from esper_lab import shipped_controls
 from esper_lab.capacity import held_out, ladder, training
 from esper_lab.capacity.hosts import VALIDATION, Host, convolutions, perceptron, residual
@@ -115,12 +116,9 @@ def small_suite(monkeypatch, tmp_path) -> Path:
     monkeypatch.setattr(ladder, "fresh_hosts", lambda count: list(map(small_host, range(count))))
     monkeypatch.setattr(shipped_controls, "FOLDER", tmp_path / "shipped")
     monkeypatch.chdir(tmp_path)
-    draws = np.random.default_rng(0)
+    draws, zero, costs = np.random.default_rng(0), [0.0] * COUNT, [1e6] * COUNT
     rungs = [
-        Rung(
-            name, False, *draws.uniform(size=(2, COUNT)).tolist(), [0.0] * COUNT, plans,
-            operations=[1e6] * COUNT,
-        )
+        Rung(name, False, *draws.uniform(size=(2, COUNT)).tolist(), zero, plans, None, costs)
         for name, plans in (
             (NEVER_GROW, None), (BEST_FIXED, [1] * COUNT), (FOREST, [2] * COUNT),
             (CLAIRVOYANT, [3] * COUNT),
@@ -205,35 +203,47 @@ def test_controls_of_other_hosts_are_not_taken_for_these(small_suite, monkeypatc
 @pytest.mark.parametrize("number", [0, 1])
 def test_operations_of_never_growing_are_three_times_those_of_its_forward_passes(number) -> None:
     """By a loop over its layers: an LSTM reads with both matrices at each of its eight steps."""
-    host = next(
-        host for host in map(small_host, range(number, 60, 2)) if ("reader" in str(vars(host)))
-    )
+    hosts = map(small_host, range(number, 60, 2))
+    host = next(host for host in hosts if "reader" in str(vars(host)))
     _, small = training.arrival(host)
     assert isinstance(small, held_out.Reader)
     lstm, head = small.lstm, small.head
     step = 2 * 4 * lstm.hidden_size * (lstm.input_size + lstm.hidden_size)
     sample = held_out.ROWS * step + 2 * head.in_features * head.out_features
-    played = training.grown("never", host)
-    assert played["operations"] == 3 * sample * host.samples * host.epochs
+    expected = 3 * sample * host.samples * host.epochs
+    assert training.grown("never", host)["operations"] == expected
 
 
 def test_operations_of_layers_are_those_of_pytorch_s_counter() -> None:
     for make, inputs in ((perceptron, 20), (convolutions, 64), (residual, 64)):
-        model, x, counts = make(inputs, 6, 2, 3), torch.randn(5, inputs), []
-        with FlopCounterMode(display=False) as counter:
+        model, x = make(inputs, 6, 2, 3), torch.randn(5, inputs)
+        with FlopCounterMode(display=False) as counter, training.counted_operations() as counts:
             model(x)
-        hook = register_module_forward_hook(
-            lambda *call, counts=counts: counts.append(training.forward_operations(*call))
-        )
-        with hook:
-            model(x)
-        assert sum(counts) == counter.get_total_flops()
+            with torch.no_grad():
+                before = counter.get_total_flops()
+                model(x)
+        assert sum(counts) == 3 * before > 0
 
 
-def test_growing_costs_more_than_the_network_that_it_ends_with() -> None:
-    """Its trial is trained as well, with and without new units."""
+def test_growing_costs_the_choice_of_new_units_and_its_trial(monkeypatch) -> None:
+    """Of five epochs the first is trained with new units and without, and no other is narrow."""
+    choices: list[float] = []
+
+    def watched(*arguments):
+        with training.counted_operations() as counts:
+            chosen = new_units.propose(*arguments)
+        choices.append(sum(counts))
+        return chosen
+
+    monkeypatch.setattr(layer_growth, "propose", watched)
     host = replace(small_host(0), price=0.0, epochs=5)
     played, never = training.grown("widen", host), training.grown("never", host)
-    growth = played["parameters"] / never["parameters"]
-    assert growth > 1.5
-    assert played["operations"] > never["operations"] * (1.0 + 0.2)
+    data = host.data()
+    statics = [host.build(data, factor) for factor in training.FACTORS]
+    (wide,) = (each for each in statics if parameter_count(each) == played["parameters"])
+    with training.counted_operations() as counts:
+        wide(data.x[: host.samples])
+    assert sum(counts) > never["operations"] / 5
+    assert len(choices) == host.depth
+    trained = never["operations"] / 5 + 5 * sum(counts)
+    assert played["operations"] == trained + sum(choices)

@@ -1,6 +1,8 @@
 """Trainings of the hosts by ``esper.grow``, all with Adam, a cosine schedule and the last epoch."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from time import process_time
 from typing import Any
@@ -29,14 +31,23 @@ def utility(result: Entry, size: int, price: float, split: str = "test") -> floa
     return float(result[split]) - price * math.log(growth)
 
 
-def forward_operations(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> float:
-    """Multiplications and additions of a layer; those of other layers and of biases are few."""
-    if isinstance(layer, nn.Linear | nn.Conv2d):
-        return 2.0 * output.numel() * layer.weight[0].numel()
-    if isinstance(layer, nn.RNNBase):
-        weights = sum(value.numel() for value in layer.parameters() if value.dim() > 1)
-        return 2.0 * inputs[0].numel() / layer.input_size * weights
-    return 0.0
+@contextmanager
+def counted_operations() -> Iterator[list[float]]:
+    """The multiplications and additions of each layer in each forward pass that keeps gradients,
+    and of its backward pass, which takes twice as many; those of other layers are few."""
+    counts: list[float] = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not torch.is_grad_enabled():
+            return
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            counts.append(6.0 * output.numel() * layer.weight[0].numel())
+        elif isinstance(layer, nn.RNNBase):
+            weights = sum(value.numel() for value in layer.parameters() if value.dim() > 1)
+            counts.append(6.0 * inputs[0].numel() / layer.input_size * weights)
+
+    with register_module_forward_hook(count):
+        yield counts
 
 
 def arrival(host: Host) -> tuple[Split, nn.Module]:
@@ -69,18 +80,11 @@ def grown(policy: str, host: Host) -> Entry:
 def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, seed: int) -> Entry:
     """Train and grow a network of ``host`` in place.
 
-    Operations are those of training, trials included: three times those of the forward passes that
-    keep gradients. Seconds are of the processor, with validation after every epoch.
+    Operations are those of training, trials included; seconds of the processor, with validation
+    after every epoch.
     """
-    generator = torch.Generator().manual_seed(seed)
-    operations, begin = 0.0, process_time()
-
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal operations
-        if torch.is_grad_enabled():
-            operations += 3.0 * forward_operations(layer, inputs, output)
-
-    with register_module_forward_hook(count):
+    generator, begin = torch.Generator().manual_seed(seed), process_time()
+    with counted_operations() as operations:
         result = esper.grow(
             model,
             _loader(data.part(slice(host.samples)), BATCH, generator),
@@ -93,7 +97,7 @@ def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, 
         )  # fmt: skip
     assert result.test is not None
     return {
-        "operations": operations,
+        "operations": sum(operations),
         "seconds": process_time() - begin,
         "validation": max(0.0, result.validation.figure),
         "test": max(0.0, result.test.figure),
