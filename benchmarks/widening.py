@@ -424,7 +424,7 @@ def deep(name: str) -> dict[str, list[dict[str, float]]]:
     return {each: tuned(function, range(6)) for each, function in arms.items()}
 
 
-def _three_times(_: nn.Module, groups: list[Any], __: float) -> dict[Any, int]:
+def _three_times(_: nn.Module, groups: list[Any], __: object) -> dict[Any, int]:
     return {group: 2 * group.channels for group in groups}
 
 

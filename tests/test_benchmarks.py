@@ -197,6 +197,7 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
     from capacity_plays import all_outcomes, further
 
     from esper.kasmina.width_prior import GAINS, planned_counts
+    from esper.own_models.growth_result import price_of
     from esper_lab.capacity import hosts
 
     page = (BENCHMARKS / "results" / "capacity.md").read_text()
@@ -224,7 +225,7 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
     ]
     choose = capacity_rules.lookup(lessons)
     for price in (0.0, 0.003, 0.01, 0.03, 0.1, 1.0):
-        counts = planned_counts(model, groups, price)
+        counts = planned_counts(model, groups, partial(price_of, price))
         factor = (1.0, 1.5, 2.0, 4.0, 8.0)[choose(played | {"price": price})]
         assert [counts.get(group, 0) for group in groups] == [round(6 * (factor - 1))] * 2
 

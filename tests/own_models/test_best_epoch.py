@@ -40,7 +40,7 @@ def overfitted(policy: str, **more: Any) -> esper.GrowthResult:
         return esper.grow(multilayer(), *loaders, policy=policy, **(arguments | more))
 
 
-def six_times(_: nn.Module, groups: list[ChannelGroup], __: float) -> dict[ChannelGroup, int]:
+def six_times(_: nn.Module, groups: list[ChannelGroup], __: object) -> dict[ChannelGroup, int]:
     return {group: 5 * group.channels for group in groups}
 
 

@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,12 @@ from esper.kasmina.nested import tensors
 from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import layer_growth, width_search
+from esper.own_models.growth_result import price_of
 from esper.own_models.new_units import propose
 from esper.own_models.objectives import Evaluator, Validation
 from esper.own_models.options import GrowOptions
 from esper.own_models.training_loop import Training
+from esper.own_models.width_search import WidthSearch
 from esper.own_models.written_code import rebuilding_code
 from own_modules import loader
 from wide_modules import HOSTS, multilayer, sequences
@@ -305,33 +307,42 @@ def test_the_higher_the_price_the_fewer_channels() -> None:
         with torch.no_grad():
             groups, _ = channel_groups(model, lambda: model(x))  # noqa: B023
         counts = []
-        for price in (0.0, 0.01, 0.03, 0.1, 1.0):
+        for price, training_price in (
+            (0.0, 0.0), (0.0, 0.01), (0.01, 0.0), (0.01, 0.02), (0.03, 0.02), (0.1, 0.1), (1.0, 1.0)
+        ):  # fmt: skip
+            options = GrowOptions(epochs=40, price=price, training_price=training_price)
+            search = WidthSearch(model, options, 0)
             worths = [(0.0, 0)]
             for factor, gain in zip(
                 width_prior.FACTORS, width_prior.GAINS.get(gains, (0.0,) * 4), strict=True
             ):
                 wide = width + round(width * (factor - 1.0))
                 ratio = parameter_count(build(wide)) / parameter_count(model)
-                worths.append((gain - price * math.log(ratio), wide - width))
+                # Four narrow epochs before the trial of eight and in it, and 36 wide ones.
+                cost = price * math.log(ratio) + training_price * math.log((12 + 36 * ratio) / 40)
+                worths.append((gain - cost, wide - width))
             best = max(worths)[0]
             expected = next(n for worth, n in worths if worth >= best - 0.005)
-            plan = width_prior.planned_counts(model, groups, price)
+            plan = width_prior.planned_counts(model, groups, search.cost)
             assert plan.get(groups[0], 0) == (expected if gains else 0)
             counts.append(plan.get(groups[0], 0))
         assert counts == sorted(counts, reverse=True)
         assert counts[-1] == 0
 
 
+@pytest.mark.parametrize("dear", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("prior", "trial", "stays"),
     [(0.1, -0.09, True), (0.1, -0.11, False), (-0.2, 0.25, True), (-0.2, 0.15, False)],
 )
 def test_prior_and_trial_count_alike(
-    prior: float, trial: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+    prior: float, trial: float, stays: bool, dear: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both after the price: the module grows where their sum is above 0."""
-    price = math.log(parameter_count(grown().model) / parameter_count(multilayer()))
-    validations = iter([0.5, 0.5, 0.5 + trial + 0.01 * price])
+    """Both after the prices: the module grows where their sum is above 0."""
+    growth = parameter_count(grown().model) / parameter_count(multilayer())
+    # Of two epochs one is trained narrow and both wide, instead of both narrow and one wide.
+    cost = 0.01 * math.log(growth) + dear * math.log((1 + 2 * growth) / (2 + growth))
+    validations = iter([0.5, 0.5, 0.5 + trial + cost])
 
     def validate(evaluator: Evaluator) -> Validation:
         result = real(evaluator)
@@ -340,8 +351,10 @@ def test_prior_and_trial_count_alike(
 
     real = Evaluator.__call__
     monkeypatch.setattr(Evaluator, "__call__", validate)
-    monkeypatch.setattr(width_search, "expected_gain", lambda *_: prior + 0.01 * price)
-    assert grown(epochs=2, price=0.01, best_epoch=False).grew == stays
+    monkeypatch.setattr(width_search, "expected_gain", lambda *_: prior + cost)
+    plan, free = width_prior.planned_counts, partial(price_of, 0.01)
+    monkeypatch.setattr(layer_growth, "planned_counts", lambda *each: plan(*each[:2], free))
+    assert grown(epochs=2, price=0.01, training_price=dear, best_epoch=False).grew == stays
 
 
 def test_what_is_refused_by_its_outputs_is_not_expected_to_gain(

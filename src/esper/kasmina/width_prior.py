@@ -1,6 +1,6 @@
 """How much wider the layers of a module become: what that gains on the mean, and what it costs."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import log
 
 import numpy as np
@@ -26,19 +26,19 @@ NEAR = 0.005
 
 
 def planned_counts(
-    model: nn.Module, groups: Collection[ChannelGroup], price: float
+    model: nn.Module, groups: Collection[ChannelGroup], cost: Callable[[float], float]
 ) -> dict[ChannelGroup, int]:
     """How many channels each group gets: what it adds to the score, minus what it costs.
 
     Args:
         model: the module.
         groups: some of its groups.
-        price: see ``grow``; it is paid for the parameters that the module gets if all groups
-            become as many times as wide.
+        cost: of so many times the parameters, in the unit of the score; it is paid for those that
+            the module gets if all groups become as many times as wide.
     """
     counts = [{group: round(group.channels * (f - 1.0)) for group in groups} for f in FACTORS]
     size = parameter_count(model)
-    costs = [price * log(wider_size(model, each) / size) for each in counts]
+    costs = [cost(wider_size(model, each) / size) for each in counts]
     plan = {}
     for group in groups:
         worths = [0.0, *(gain - cost for gain, cost in zip(_gains(group), costs, strict=True))]

@@ -41,7 +41,7 @@ class BestEpoch:
 
     def net_worth(self, validation: Validation, parameters: int) -> float:
         """What a validation is worth for a module of so many parameters."""
-        return comparable(validation.net - price_of(self._price, self._host, parameters))
+        return comparable(validation.net - price_of(self._price, parameters / self._host))
 
     def offer(self, record: EpochRecord, model: nn.Module, copies: list[tuple[str, int]]) -> None:
         """Hold the module as it is after an epoch if it is better than before."""

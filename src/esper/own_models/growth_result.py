@@ -88,9 +88,9 @@ def comparable(net_score: float) -> float:
     return float("-inf") if isnan(net_score) else net_score
 
 
-def price_of(price: float, before: int, after: int) -> float:
-    """What growth from ``before`` to ``after`` parameters costs, in the unit of a net score."""
-    return price * log(after / before)
+def price_of(price: float, growth: float) -> float:
+    """What growth by a factor costs, in the unit of a net score."""
+    return price * log(growth)
 
 
 @dataclass
@@ -147,7 +147,7 @@ class GrowthResult:
     @property
     def cost(self) -> float:
         """Price of the parameters added, in the unit of ``validation.net``."""
-        return price_of(self.price, self.host_parameters, self.parameters)
+        return price_of(self.price, self.parameters / self.host_parameters)
 
     @property
     def worth(self) -> float:

@@ -20,6 +20,7 @@ from esper.kasmina.wider_groups import equal, wider_groups
 from esper.kasmina.wider_layers import NewChannels, Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
+from esper.own_models.growth_result import price_of
 from esper.own_models.new_units import BATCHES, propose
 from esper.own_models.objectives import autocast
 from esper.own_models.options import GrowOptions
@@ -193,16 +194,18 @@ class LayerGrowth:
             )
         return changes
 
+    def cost(self, growth: float) -> float:
+        """What ``growth`` times the parameters cost, in the unit of a net score."""
+        return price_of(self.options.price, growth)
+
     def _counts(self, batches: Batches) -> dict[ChannelGroup, int]:
         """How many channels each group gets by the prior, within the limit of parameters."""
         groups, reasons = self._structure(batches, wider_groups)
-        slots, price, most = self.options.slots, self.options.price, self.options.max_parameters
+        slots, most = self.options.slots, self.options.max_parameters
         if slots is not None:
-            groups = [
-                each for each in groups if any(below(n, s) for n in each.writers for s in slots)
-            ]
+            groups = [g for g in groups if any(below(n, s) for n in g.writers for s in slots)]
         if self.factor is None:
-            counts = planned_counts(self.model, groups, price)
+            counts = planned_counts(self.model, groups, self.cost)
         else:
             extra = {group: round(group.channels * (self.factor - 1.0)) for group in groups}
             counts = {group: count for group, count in extra.items() if count}

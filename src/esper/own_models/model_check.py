@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -16,6 +17,7 @@ from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
 from esper.own_models import samples
 from esper.own_models.attachment import attach, learn_behind, new_seed, set_hook, strip
+from esper.own_models.growth_result import price_of
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
 from esper.own_models.options import PRICE, check_loaders, check_model, loss_problem
 from esper.own_models.samples import (
@@ -189,7 +191,7 @@ def check(
                 run = half_or_all(model, *as_arguments(batch))
                 report.slots = find_slots(model, run, slots)
                 groups, report.rigid = wider_groups(model, lambda: run(False))
-                counts = planned_counts(model, groups, PRICE)
+                counts = planned_counts(model, groups, partial(price_of, PRICE))
                 report.widths = {
                     each.name: (each.channels, each.channels + counts.get(each, 0))
                     for each in groups

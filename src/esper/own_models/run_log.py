@@ -62,18 +62,13 @@ class RunLog:
             sinks.append(WandB(folder))
         self.hub = Hub(sinks, "normal")
         policy = options.policy
-        self.hub.emit(
-            GrowthStarted(
-                time=time.time(),
-                schema=SCHEMA_VERSION,
-                model=type(model).__name__,
-                policy=policy if isinstance(policy, str) else type(policy).__name__,
-                epochs=options.epochs,
-                tries=options.tries,
-                price=options.price,
-                parameters=parameter_count(model),
-            )
-        )
+        event = GrowthStarted(
+            time=time.time(), schema=SCHEMA_VERSION, model=type(model).__name__,
+            policy=policy if isinstance(policy, str) else type(policy).__name__,
+            epochs=options.epochs, tries=options.tries, price=options.price,
+            parameters=parameter_count(model),
+        )  # fmt: skip
+        self.hub.emit(event)
 
     def epoch(self, variant: str, attempt: int, record: EpochRecord) -> None:
         """Write an epoch of a variant; it is on the disk soon after, for those who watch."""
@@ -100,16 +95,12 @@ class RunLog:
             depth = len(result.model.get_submodule(name))  # type: ignore[arg-type]
             sizes[name] = f"{depth - count} -> {depth} blocks"
         has_verdict = result.twin is not None and isfinite(result.twin.worth)
-        self.hub.emit(
-            GrowthFinished(
-                time=time.time(),
-                unit=result.validation.unit,
-                validation=numbers([one.validation.figure for one in both]),
-                test=[number(one.test.figure) for one in both if one.test is not None],
-                parameters=[one.parameters for one in both],
-                seconds=[one.seconds for one in both],
-                paid=result.paid if has_verdict else None,
-                verdict=result.verdict(),
-                grew=sizes | result.seeds,
-            )
-        )
+        event = GrowthFinished(
+            time=time.time(), unit=result.validation.unit,
+            validation=numbers([one.validation.figure for one in both]),
+            test=[number(one.test.figure) for one in both if one.test is not None],
+            parameters=[one.parameters for one in both],
+            seconds=[one.seconds for one in both], verdict=result.verdict(),
+            paid=result.paid if has_verdict else None, grew=sizes | result.seeds,
+        )  # fmt: skip
+        self.hub.emit(event)

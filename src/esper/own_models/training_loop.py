@@ -285,14 +285,9 @@ class Attempts:
             checkpoint = resume_file.read(self.path, settings)
         random = random_state(recipe.loaders)
         self._checkpoint: dict[str, Any] = checkpoint or {
-            "settings": settings,
-            "initial": copied_state(initial) if self._keeps else None,
-            "begun": random,
-            "now": None,
-            "scale": None,
-            "random": random,
-            "variants": {},
-        }
+            "settings": settings, "initial": copied_state(initial) if self._keeps else None,
+            "begun": random, "now": None, "scale": None, "random": random, "variants": {},
+        }  # fmt: skip
         evaluator = recipe.retain(initial)
         self._old_data = {"before": evaluator()} if evaluator else {}
         if checkpoint is not None:
@@ -361,7 +356,7 @@ class Attempts:
         """Train and grow to the end, from the start or from the state of an earlier process."""
         recipe, options, host = self.recipe, self.recipe.options, parameter_count(model)
         seed, sizes = options.seed + number, layer_sizes(model)
-        search = None
+        before, search = state["seconds"] if state else 0.0, None
         if policy in SEARCHES:
             from esper.own_models.width_search import WidthSearch
 
@@ -373,10 +368,7 @@ class Attempts:
             **options.of_growth() | {"policy": policy, "seed": seed},
         )  # fmt: skip
         training = recipe.training(model, growth)
-        before = state["seconds"] if state else 0.0
-        best = None
-        if options.seeks_best_epoch:
-            best = BestEpoch(model, options.price)
+        best = BestEpoch(model, options.price) if options.seeks_best_epoch else None
         if state is None:
             growth.begin()
         else:

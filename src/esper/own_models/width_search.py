@@ -46,6 +46,12 @@ class WidthSearch(LayerGrowth):
         share, least = BLOCK_TRIAL if deepens else TRIAL, 2 if self.epochs >= LONGER else 1
         self.trial = max(least, round(share * self.epochs))
 
+    def cost(self, growth: float) -> float:
+        """What larger layers cost, with the longer training; it includes the trial."""
+        begin = round(BEGIN * self.epochs)
+        epochs = begin + self.trial + growth * (self.epochs - begin)
+        return super().cost(growth) + price_of(self.options.training_price, epochs / self.epochs)
+
     def state_dict(self) -> dict[str, Any]:
         """Where the search stands; the sizes of the layers are those of the module's state."""
         return {"number": self.number, "copies": self.copies}
@@ -98,7 +104,9 @@ class WidthSearch(LayerGrowth):
         wide, bounds = validate(), interval(sample_values(validate), values)
         best, prior = wide.net - without.net, None
         if not self.deepens:
-            cost = price_of(self.options.price, size, parameter_count(self.model))
+            growth = parameter_count(self.model) / size
+            tried = 1.0 + growth * self.trial / self.epochs  # is paid either way
+            cost = self.cost(growth) - price_of(self.options.training_price, tried)
             prior = expected_gain(plan) - cost
             best += prior - cost
         else:
