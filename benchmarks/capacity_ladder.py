@@ -1,10 +1,10 @@
 """The suite ``capacity``: its controls, which ship with Esper, and policies of ``esper.grow``.
 
-    python benchmarks/capacity_ladder.py [--write]      # half an hour on a core; resumable
+    python benchmarks/capacity_ladder.py [--write]      # three hours on a core; resumable
 
 The hosts are those of ``esper evaluate --suite capacity``, with numbers that no study had before.
-Rules are learned on the hosts of ``capacity_home.py`` as ``capacity_page.py`` played them. Results
-are kept in ``runs/capacity_ladder``.
+Rules are learned on the hosts of ``capacity_home.py``. Results are kept in
+``runs/capacity_ladder``.
 """
 
 import math
@@ -19,8 +19,9 @@ import capacity_home
 import numpy as np
 import torch
 from capacity_page import HOSTS as LESSONS
-from capacity_page import best_result, played
+from capacity_page import best_result, large_enough
 from capacity_plays import WIDENINGS, outcomes, short_statics, utility
+from capacity_rates import further_growth, further_statics, tuned
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
 from msgspec.structs import replace
 from reporting import kept, made_on, new_parser, publish, table
@@ -38,7 +39,6 @@ from esper_lab.evaluation import (
     FOREST,
     LOOKUP,
     NEVER_GROW,
-    RULES,
     SHORT_SWEEP,
     STATIC_LOOKUP,
     STATIC_SIZES,
@@ -46,34 +46,36 @@ from esper_lab.evaluation import (
     Evaluation,
     Rung,
 )
-from esper_lab.ladder_steps import (
-    TRAINING_HEADS,
-    points,
-    points_text,
-    step_cells,
-    steps,
-    training_rows,
-    training_text,
-)
+from esper_lab.ladder_steps import HEADS, points, points_text, step_cells, steps, training_text
 from esper_lab.shipped_controls import ShippedControls, write_shipped
 
-WORK = Path("runs/capacity_ladder")
+WORK, RATES_WORK = Path("runs/capacity_ladder"), Path("runs/capacity_rates")
 HOSTS, SETS = 200, 3
 COSTS = """\
-*Doublings* is how often never growing is doubled, on the mean of the hosts; behind it stand the
-score on test and the utility where a doubling is worth so many points. Trials count, and so do
-the 256 candidates among which new units are chosen. A forward pass counts once and its backward
-pass twice. Static networks and plans are trained in a plain loop, `widen` by `esper.grow`, which
-validates after every epoch; each is compared with never growing in its own loop, on one core. A
-sweep costs all of its trainings. Every network is trained at a rate of 0.005."""
+*Score* is that on test, in points. *Utility* is the score minus the price of parameters and that of
+training, which are drawn for each host: a network twice as large costs 0.2 to 7 points, a training
+of twice the operations 0.02 to 0.7. *Doublings* is how often the training of never growing is
+doubled. Trials count, and so do the 256 candidates among which new units are chosen; a backward
+pass counts twice, a sweep all of its trainings. `widen` and the rules know both prices, other
+policies that of parameters."""
+TIMES = """\
+The same networks with processor time for operations: the price is that of twice the time, which
+none of the choices knew. Static networks and plans are trained in a plain loop, `widen` by
+`esper.grow`, which validates after every epoch; each is compared with never growing in its own
+loop, on one core."""
+TUNED = """\
+Above, every network is trained at a rate of 0.005. Here each has the rate, of 0.002, 0.005, 0.015
+and 0.04, that is best on validation; of `widen` it is best after the price of parameters. One
+training counts of each: all four would double the cost of every row twice. The sweep chooses among
+20 trainings, of which five count."""
 PREDICTIONS = """\
 *First order* is the squared norm of the gradient of the new channels' outgoing weights at birth,
 as a part of the loss; *ablation* is what validation loses at the end of the trial without the
 new channels. By how much a step would lower the loss says next to nothing about what wider
 layers gain, so `esper.grow` chooses by it which units are new, and not how many or where."""
-POLICIES = "widen", "deepen", "rule", "heuristic", "keep-or-move"
+OURS = "widen"
+POLICIES = OURS, "deepen", "rule", "heuristic", "keep-or-move"
 Rows = list[tuple[str, ...]]
-HEADS = "", "utility, points", "above never", "on validation", "parameters", "widen − this"
 
 
 def all_controls(host: Host) -> Outcomes:
@@ -212,9 +214,9 @@ def in_time(host: Outcomes) -> Outcomes:
         return [one | {"operations": one["seconds"] / never} for one in results]
 
     columns = {name: timed(host[name]) for name in ("statics", "short")}
-    never_grown = host["never"] | {"operations": 1.0}
+    one = {"operations": 1.0}
     plans = [timed(order) for order in host["plans"]]
-    return host | columns | {"plans": plans, "never": never_grown}
+    return host | columns | one | {"plans": plans, "never": host["never"] | one}
 
 
 def equal_cost_text(ours: Rung, hosts: list[Outcomes], what: str, where: np.ndarray) -> str:
@@ -232,80 +234,84 @@ def equal_cost_text(ours: Rung, hosts: list[Outcomes], what: str, where: np.ndar
     )
 
 
-def rows(evaluations: dict[str, Evaluation], where: np.ndarray) -> list[tuple[str, ...]]:
-    """The rungs of all policies on some hosts, and how far the first policy is above each."""
-    first = evaluations[POLICIES[0]]
-    ours = first.rungs[-1]
-    last = [steps(evaluations[name], where)[-1] for name in POLICIES[1:]]
-    lines = []
-    for step in (*steps(first, where), *last):
-        change = np.subtract(ours.utility, step.rung.utility)[where]
-        text = "" if step.rung is ours else points_text(points(change, [None] * len(change)))
-        lines.append((step.rung.name, *step_cells(step), text))
-    return lines
+def minus(ours: Rung, rung: Rung, where: np.ndarray) -> str:
+    """How far a policy is above a rung on some hosts; empty for itself."""
+    change = np.subtract(ours.utility, rung.utility)[where]
+    return "" if rung is ours else points_text(points(change, [None] * len(change)))
+
+
+def ladder_parts(
+    evaluation: Evaluation,
+    hosts: list[Outcomes],
+    groups: dict[str, np.ndarray],
+    what: str = "operations",
+    further: Sequence[Evaluation] = (),
+) -> list[str]:
+    """A table of each group of hosts, and how far the policy is above static networks of its cost.
+
+    Args:
+        evaluation: of the policy.
+        hosts: what is known of its hosts.
+        groups: which hosts belong to each.
+        what: what training costs.
+        further: of other policies, on the same hosts.
+    """
+    ours, parts = evaluation.rungs[-1], list[str]()
+    for name, where in groups.items():
+        more = [steps(each, where)[-1] for each in further]
+        rows = [
+            (step.rung.name, *step_cells(step), minus(ours, step.rung, where))
+            for step in (*steps(evaluation, where), *more)
+        ]
+        parts += [f"### {name}, {where.sum()} hosts", table(("", *HEADS, "widen − this"), rows)]
+        parts.append(equal_cost_text(ours, hosts, what, where))
+    return [*parts, training_text(evaluation, f"{what} of training")]
 
 
 def differences(evaluation: Evaluation, opponents: Sequence[str], hosts: np.ndarray) -> list[str]:
     """How far the policy is above some rungs on some hosts."""
-    rungs = {rung.name: np.array(rung.utility) for rung in evaluation.rungs}
-    ours = np.array(evaluation.rungs[-1].utility)
-    changes = ((ours - rungs[name])[hosts] for name in opponents)
-    return [points_text(points(change, [None] * len(hosts))) for change in changes]
+    rungs = {rung.name: rung for rung in evaluation.rungs}
+    return [minus(evaluation.rungs[-1], rungs[name], hosts) for name in opponents]
 
 
-def cost_parts(
-    evaluation: Evaluation,
-    hosts: list[Outcomes],
-    plans: dict[str, list[int]],
-    seconds: list[float],
-    groups: dict[str, np.ndarray],
-) -> list[str]:
-    """Tables of a policy and the controls by operations of training, and by processor time.
+def at_best_rates(
+    evaluation: Evaluation, hosts: list[Host], fresh: list[Outcomes], plans: dict[str, list[int]]
+) -> tuple[Evaluation, list[Outcomes]]:
+    """A policy between static networks where each has its own rate, and what is known of hosts."""
 
-    Args:
-        evaluation: of the policy.
-        hosts: ``all_controls`` of its hosts.
-        plans: see ``choices``.
-        seconds: processor time of the policy on each host, as a multiple of never growing.
-        groups: the hosts of each table.
-    """
-    ours = evaluation.rungs[-1]
-    ways = {
-        "operations": (hosts, ours),
-        "processor time": ([*map(in_time, hosts)], replace(ours, operations=seconds)),
-    }
-    parts = ["## Cost", COSTS]
-    for what, (outcomes_of_hosts, policy) in ways.items():
-        rungs = [*control_rungs(outcomes_of_hosts, plans), policy]
-        costs = replace(evaluation, rungs=rungs)
-        for kind, where in groups.items():
-            lines = training_rows(costs, where)
-            parts += [f"### In {what}, {kind.lower()}", table(("", *TRAINING_HEADS), lines)]
-            parts.append(equal_cost_text(policy, outcomes_of_hosts, what, where))
-        parts.append(training_text(costs, what))
-    return parts
+    def at_rates(name: str, play: Callable[[Host], Any]) -> list[Any]:
+        paths = (RATES_WORK / f"{name}-{number}.json" for number in range(len(hosts)))
+        return [kept(path, partial(play, host)) for path, host in zip(paths, hosts, strict=True)]
+
+    nevers, growths = (at_rates(name, partial(further_growth, name)) for name in ("never", OURS))
+    columns = zip(fresh, at_rates("statics", further_statics), nevers, strict=True)
+    outcomes_of_hosts = [tuned(*each) for each in columns]
+    names = NEVER_GROW, STATIC_LOOKUP, *STATIC_SIZES, SWEEP
+    rungs = [rung for rung in control_rungs(outcomes_of_hosts, plans) if rung.name in names]
+    entries = zip(fresh, growths, ladder.entries(OURS, hosts, WORK), strict=True)
+    best = [best_result(one, [*more, entry]) for one, more, entry in entries]
+    operations = rungs[0].operations or []
+    ours = ladder.rung_of(evaluation.rungs[-1].name, best, hosts, operations)
+    return replace(evaluation, rungs=[*rungs, ours]), outcomes_of_hosts
 
 
 def main() -> None:
     """Play what was not played, and write the page and the controls that ship."""
-    parser = new_parser(__doc__)
-    parser.add_argument("--shipped-rules", action="store_true", help="do not learn them anew")
-    arguments = parser.parse_args()
+    arguments = new_parser(__doc__).parse_args()
     torch.set_num_threads(1)
     hosts = ladder.fresh_hosts(HOSTS)
     fresh = [
         kept(WORK / f"{number}.json", partial(all_controls, host))
         for number, host in enumerate(hosts)
     ]
-    before = ladder.usable_controls(HOSTS) if arguments.shipped_rules else None
-    if before is None:
-        lessons = played("home", capacity_home.draw, LESSONS)
-        plans, count = choices(fresh, lessons), len(lessons)
-    else:
-        count = before.training_hosts
-        plans = {one.name: one.chosen for one in before.rungs if one.name in RULES and one.chosen}
+    lessons = [
+        kept(WORK / f"lesson-{number}.json", partial(outcomes, host, WIDENINGS, ()))
+        for number, host in enumerate(map(capacity_home.draw, range(LESSONS)))
+        if large_enough(host)
+    ]
+    plans = choices(fresh, lessons)
     rungs = control_rungs(fresh, plans)
-    controls = ShippedControls(ladder.identity(hosts), made_on(), count, HOSTS, rungs)
+    controls = ShippedControls(ladder.identity(hosts), made_on(), len(lessons), HOSTS, rungs)
     if arguments.write:
         write_shipped(CAPACITY, controls)
     evaluations = {name: ladder.evaluate(name, HOSTS, controls, WORK) for name in POLICIES}
@@ -313,23 +319,31 @@ def main() -> None:
         f"{HOSTS} hosts of data sets and architectures on which no rule was learned; brackets are "
         "95 % over hosts. `widen` is what `esper.grow` does by default."
     ]
-    first = evaluations[POLICIES[0]]
+    first, *further = evaluations.values()
     tasks = first.tasks
     groups = {"All": np.ones(HOSTS, dtype=bool)}
     groups |= {kind.capitalize(): np.array(tasks) == kind for kind in dict.fromkeys(tasks)}
-    for kind, where in groups.items():
-        parts += [f"## {kind}, {where.sum()} hosts", table(HEADS, rows(evaluations, where))]
-    nevers, growths = (ladder.entries(name, hosts, WORK) for name in ("never", POLICIES[0]))
-    pairs = zip(growths, nevers, strict=True)
-    seconds = [growth["seconds"] / never["seconds"] for growth, never in pairs]
-    parts += cost_parts(first, fresh, plans, seconds, groups)
+    parts += [COSTS, *ladder_parts(first, fresh, groups, further=further)]
+    nevers, growths = (ladder.entries(name, hosts, WORK) for name in ("never", OURS))
+    timed = [
+        growth | {"operations": growth["seconds"] / never["seconds"]}
+        for growth, never in zip(growths, nevers, strict=True)
+    ]
+    ours = first.rungs[-1]
+    in_seconds = ladder.rung_of(ours.name, timed, hosts, [1.0] * HOSTS)
+    fresh_in_time = [*map(in_time, fresh)]
+    by_time = replace(first, rungs=[*control_rungs(fresh_in_time, plans), in_seconds])
+    parts += ["## By processor time", TIMES]
+    parts += ladder_parts(by_time, fresh_in_time, groups, "processor time")
+    by_rate, fresh_by_rate = at_best_rates(first, hosts, fresh, plans)
+    parts += ["## Each at its best rate", TUNED, *ladder_parts(by_rate, fresh_by_rate, groups)]
     opponents = NEVER_GROW, BEST_FIXED, LOOKUP, SHORT_SWEEP, SWEEP
     sets = [
         (f"{part[0] + 1} to {part[-1] + 1}", *differences(first, opponents, part))
         for part in np.array_split(np.arange(HOSTS), SETS)
     ]
     watched = [
-        kept(WORK / f"growth-{number}.json", partial(watched_growth, POLICIES[0], host))
+        kept(WORK / f"growth-{number}.json", partial(watched_growth, OURS, host))
         for number, host in enumerate(hosts)
     ]
     parts += [
@@ -340,10 +354,17 @@ def main() -> None:
         PREDICTIONS,
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
-    ours = first.rungs[-1].utility
-    figures = {rung.name: points(np.subtract(ours, rung.utility), [None] * HOSTS) for rung in rungs}
+    figures = {
+        key: {
+            rung.name: points(
+                np.subtract(evaluation.rungs[-1].utility, rung.utility), evaluation.splits
+            )
+            for rung in evaluation.rungs[:-1]
+        }
+        for key, evaluation in (("widen_minus", first), ("tuned_minus", by_rate))
+    }
     page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
-    publish(*page, arguments.write, {"hosts": HOSTS, "widen_minus": figures})
+    publish(*page, arguments.write, {"hosts": HOSTS, **figures})
 
 
 if __name__ == "__main__":

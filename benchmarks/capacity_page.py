@@ -56,12 +56,17 @@ RANK_HEADS = "rank correlation with what 8 times adds", "table", "trial", "mean 
 RULE = next(name for name in RULES if "ships" in name)
 
 
+def large_enough(host: Host) -> bool:
+    """Whether a host has enough samples on test."""
+    return len(host.data().x) - host.samples - VALIDATION >= FEWEST
+
+
 def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]:
     """The outcomes of all hosts, with those of ``further`` and ``looks``."""
     hosts = []
     for number in range(count):
         host = draw(number)
-        if len(host.data().x) - host.samples - VALIDATION < FEWEST:
+        if not large_enough(host):
             continue
         one = kept(WORK / name / f"{number}.json", partial(all_outcomes, host))
         more = kept(WORK / f"{name}-further" / f"{number}.json", partial(further, host))
@@ -75,8 +80,9 @@ def played(name: str, draw: Callable[[int], Host], count: int) -> list[Outcomes]
 
 
 def best_result(host: Outcomes, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The result that is best on validation after the price."""
-    return max(results, key=lambda one: utility(one, host, "validation"))
+    """The result that is best on validation after the price; all trainings are paid anyway."""
+    trained = host | {"training_price": 0.0}
+    return max(results, key=lambda one: utility(one, trained, "validation"))
 
 
 def best(host: Outcomes, results: list[dict[str, Any]]) -> float:

@@ -209,7 +209,7 @@ def train(
 
 def circumstances(host: Host, small: nn.Module, data: Split) -> dict[str, Any]:
     """What a rule may know of a host: its shape, its data, and its scores as it arrives."""
-    names = "data_name", "samples", "width", "depth", "epochs", "price", "trained"
+    names = "data_name", "samples", "width", "depth", "epochs", "price", "training_price", "trained"
     return {name: getattr(host, name) for name in names} | {
         "architecture": host.architecture.__name__,
         "inputs": data.x.shape[1],
@@ -222,15 +222,19 @@ def circumstances(host: Host, small: nn.Module, data: Split) -> dict[str, Any]:
 
 def utility(result: dict[str, Any], host: dict[str, Any], split: str = "test") -> float:
     """The utility of a result of a host, see ``training.utility``."""
-    return utility_of(result, host["parameters"], host["price"], split)
+    return utility_of(result, host, (host["price"], host["training_price"]), split)
 
 
-def outcomes(host: Host, plans: Sequence[Plan]) -> dict[str, Any]:
-    """Plans of a host in two orders of its data; static networks in the first."""
+def outcomes(
+    host: Host, plans: Sequence[Plan], static_plans: Sequence[Plan] = STATICS
+) -> dict[str, Any]:
+    """Plans of a host, of which the first never grows, in two orders of its data; static networks
+    in the first."""
     data, small = arrival(host)
     columns = [[play_plan(host, data, small, plan, order) for plan in plans] for order in (1, 2)]
-    statics = [play_plan(host, data, small, plan, 1) for plan in STATICS]
-    return circumstances(host, small, data) | {"plans": columns, "statics": statics}
+    statics = [play_plan(host, data, small, plan, 1) for plan in static_plans]
+    never = {"operations": columns[0][0]["operations"]}
+    return circumstances(host, small, data) | never | {"plans": columns, "statics": statics}
 
 
 def play_plan(

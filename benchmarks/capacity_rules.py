@@ -28,9 +28,13 @@ def scores(host: Outcomes) -> Floats:
 
 
 def costs(host: Outcomes) -> Floats:
-    """What the parameters cost by factor."""
-    sizes = np.array([plan["parameters"] for plan in host["plans"][0][:COUNT]])
-    return host["price"] * np.log(sizes / host["parameters"])
+    """What parameters and training cost by factor."""
+    plans = host["plans"][0][:COUNT]
+    sizes, operations = (
+        np.log([plan[name] / plans[0][name] for plan in plans])
+        for name in ("parameters", "operations")
+    )
+    return host["price"] * sizes + host["training_price"] * operations
 
 
 def gains_by_width(hosts: list[Outcomes]) -> dict[int, list[float]]:

@@ -118,9 +118,7 @@ def controls_of(family: str, threads: int) -> Evaluation:
         training_hosts=stored.training_hosts,
         tasks=[task.label for task in tasks],
         plans=[plan.name for plan in library()],
-        rungs=stored.first(
-            [task.host.parameter_count for task in tasks], [task.price for task in tasks]
-        ),
+        rungs=stored.first(len(tasks)),
         splits=[task.split_seed for task in tasks],
         shipped=None,
         rule_episodes=0,

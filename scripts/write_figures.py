@@ -258,9 +258,9 @@ def _widening_rows(results: Path) -> list[tuple[str, str, str, str]]:
     if ladder is None:
         return []
     opponents = {NEVER_GROW: "never grown", SWEEP: "best of five static sizes"}
-    who = f"`widen`, {ladder['hosts']} drawn networks"
+    who = f"`widen`, {ladder['hosts']} tuned networks"
     return [
-        (who, text, _judged(ladder["widen_minus"][name]), "capacity_ladder")
+        (who, text, _judged(ladder["tuned_minus"][name]), "capacity_ladder")
         for name, text in opponents.items()
     ]
 

@@ -220,18 +220,17 @@ def test_the_rule_of_widening_is_what_the_page_learned_from_hosts_that_it_is_not
     with torch.no_grad():
         groups, _ = channel_groups(model, lambda: model(data.x[:2]))
     lessons = [
-        played | {"width": width, "price": 0.0, "plans": _plans_with(gains)}
-        for width, gains in GAINS.items()
+        played | {"width": width, "plans": _plans_with(gains)} for width, gains in GAINS.items()
     ]
     choose = capacity_rules.lookup(lessons)
     for price in (0.0, 0.003, 0.01, 0.03, 0.1, 1.0):
         counts = planned_counts(model, groups, partial(price_of, price))
-        factor = (1.0, 1.5, 2.0, 4.0, 8.0)[choose(played | {"price": price})]
+        factor = (1.0, 1.5, 2.0, 4.0, 8.0)[choose(played | {"price": price, "training_price": 0})]
         assert [counts.get(group, 0) for group in groups] == [round(6 * (factor - 1))] * 2
 
 
 def _plans_with(gains: tuple[float, ...]) -> list[list[dict[str, float]]]:
-    order = [{"test": gain, "parameters": 1} for gain in (0.0, *gains)]
+    order = [{"test": gain, "parameters": 1, "operations": 1.0} for gain in (0.0, *gains)]
     return [order, order]
 
 
@@ -280,17 +279,21 @@ def _invented_host(trained: bool, seed: int) -> dict[str, Any]:
     return {
         "outputs": 3, "samples": 100 + 50 * seed, "width": 2 + seed % 20, "depth": 1, "epochs": 10,
         "price": float(draws.uniform(0.003, 0.1)), "trained": trained, "parameters": 100,
+        "training_price": float(draws.uniform(0.001, 0.1)), "operations": 250.0,
         "validation": float(draws.random()), "training": float(draws.random()),
-        "plans": [row(), row()], "statics": row(), "short": row(), "never": row()[0],
+        "plans": [row(), row()], "statics": row(), "short": row(),
+        "never": row()[0] | {"operations": 250.0},
     }  # fmt: skip
 
 
 def _worth(one: dict[str, float], host: dict[str, Any], split: str = "test") -> float:
-    return one[split] - float(host["price"]) * math.log(one["parameters"] / 100)
+    price = float(host["price"]) * math.log(one["parameters"] / 100)
+    return one[split] - price - host["training_price"] * math.log(one["operations"] / 250)
 
 
 def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
     from capacity_ladder import choices, control_rungs, in_time
+    from capacity_rates import tuned
 
     from esper_lab import evaluation as names
 
@@ -314,10 +317,11 @@ def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
         static = host["statics"][rungs[names.LOOKUP].chosen[i]]
         assert rungs[names.STATIC_LOOKUP].utility[i] == pytest.approx(_worth(static, host))
         for name, column in ((names.SHORT_SWEEP, "short"), (names.SWEEP, "statics")):
-            scores = [_worth(x, host, "validation") for x in host[column]]
-            best = host[column][scores.index(max(scores))]
-            assert rungs[name].utility[i] == pytest.approx(_worth(best, host))
             total = sum(x["operations"] for x in host[column])
+            paid = [x | {"operations": total} for x in host[column]]  # whichever is taken
+            scores = [_worth(x, host, "validation") for x in paid]
+            best = paid[scores.index(max(scores))]
+            assert rungs[name].utility[i] == pytest.approx(_worth(best, host))
             assert rungs[name].operations[i] == pytest.approx(total)
         for k, name in enumerate(names.STATIC_SIZES, 1):
             assert rungs[name].operations[i] == host["statics"][k]["operations"]
@@ -325,6 +329,8 @@ def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
             seconds = host["statics"][k]["seconds"]
             assert timed[name].operations[i] == pytest.approx(seconds / never)
         assert timed[names.NEVER_GROW].operations[i] == 1.0
+        high = [x | {"validation": 2.0} for x in host["short"]]
+        assert tuned(host, [host["short"], high], [host["never"]])["statics"] == high
         places = [row.index(max(row)) for row in worth]
         crossed = (worth[1][places[0]] + worth[0][places[1]]) / 2
         assert rungs[names.CLAIRVOYANT].utility[i] == pytest.approx(crossed)
@@ -344,9 +350,11 @@ def test_the_card_of_widen_says_what_the_ladder_of_its_suite_says() -> None:
     found = json.loads((BENCHMARKS / "results" / "capacity_ladder.json").read_text())
     card = " ".join((ROOT / "src/esper/policies/widen/card.md").read_text().split())
     told = re.findall(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\] (?:points )?above ([\w ]+)", card)
-    assert len(told) == 5
+    assert len(told) == 6
     assert f"on {found['hosts']} further ones" in card
     order = names.NEVER_GROW, names.BEST_FIXED, names.LOOKUP, names.SHORT_SWEEP, names.SWEEP
     place = 0
     for name in order:
         place = card.index(points_text(found["widen_minus"][name]), place) + 1
+    for name in (names.NEVER_GROW, names.SWEEP):
+        place = card.index(points_text(found["tuned_minus"][name]), place) + 1

@@ -39,7 +39,6 @@ from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
-    TRAINING_HEADS,
     differences,
     front,
     front_cells,
@@ -47,7 +46,6 @@ from esper_lab.ladder_steps import (
     sentences,
     step_cells,
     steps,
-    training_rows,
 )
 from esper_lab.play import OnBatch
 
@@ -277,24 +275,19 @@ def show(console: Console, evaluation: Evaluation) -> None:
         ladders |= {name: steps(evaluation, hosts == name) for name in names}
     for title, ladder in ladders.items():
         cells = [(step.rung.name, *step_cells(step)) for step in ladder]
-        console.print(_table(title, HEADS, cells, policies))
+        console.print(_table(title, cells, policies))
     rows = front(evaluation)
     if rows:
         console.print(_front_table(rows))
-    costs = training_rows(evaluation)
-    if costs:
-        console.print(_table("utility, by points per doubling", TRAINING_HEADS, costs, policies))
     for text in sentences(evaluation):
         console.print(text, soft_wrap=True)
 
 
-def _table(
-    title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], policies: Sequence[str]
-) -> Table:
-    """Rows of a name and of numbers under ``heads``; those of the policies stand out."""
+def _table(title: str, rows: Sequence[Sequence[str]], policies: Sequence[str]) -> Table:
+    """Rows of a name and of numbers under ``HEADS``; those of the policies stand out."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in heads:
+    for head in HEADS[: len(rows[0]) - 1]:
         table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*row, style="bold" if row[0] in policies else None)

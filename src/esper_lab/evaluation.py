@@ -49,7 +49,7 @@ class Rung(msgspec.Struct, frozen=True):
     Attributes:
         name: what it is.
         policy: whether it is the policy that is evaluated, and not a control.
-        utility: test utility per host, ``[H]``: expected accuracy on the test split minus price.
+        utility: test utility per host, ``[H]``: expected accuracy on the test split minus prices.
         validation: the same with the validation split.
         added: parameters added per host.
         chosen: for a control that chooses one plan per host, its index in ``plans``, ``[H]``.
@@ -136,6 +136,7 @@ class Evaluation(msgspec.Struct, frozen=True):
             trained; None as above.
         differences: the policy against its opponents.
         rents: price of parameters on each host, ``[H]``; empty if it was not recorded.
+        training_prices: price of e times the operations of training, as above.
         front: rungs by thirds of the price, from the lowest; empty where prices are not drawn.
     """
 
@@ -152,6 +153,7 @@ class Evaluation(msgspec.Struct, frozen=True):
     policy_episodes: int | None = None
     differences: list[Difference] = []
     rents: list[float] = []
+    training_prices: list[float] = []
     front: list[PricedRung] = []
 
 
@@ -195,6 +197,7 @@ def _fault(evaluation: Evaluation) -> str | None:
             return f"{rung.name!r} has not one value per host"
         if any(not 0 <= plan < len(evaluation.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"
-    if evaluation.rents and len(evaluation.rents) != hosts:
+    prices = evaluation.rents, evaluation.training_prices
+    if any(each and len(each) != hosts for each in prices):
         return "it has not one price per host"
     return None

@@ -117,8 +117,7 @@ def evaluate(
         if controls is None:
             rungs = control_rungs(play_controls(hosts, plans, work, report), hosts, plans)
         else:
-            sizes = [task.host.parameter_count for task in population.tasks]
-            rungs = controls.first(sizes, [task.price for task in population.tasks])
+            rungs = controls.first(len(population.tasks))
             utilities = play_plans(population, (NEVER,)).test_utility[:, 0].tolist()
             origin = f"{controls.origin}; {difference_text(utilities, rungs[0])}"
         rungs = with_copies(rungs, population.tasks)

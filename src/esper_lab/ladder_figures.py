@@ -14,14 +14,12 @@ from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
     HEADS,
-    TRAINING_HEADS,
     front,
     front_cells,
     price_range,
     sentences,
     step_cells,
     steps,
-    training_rows,
 )
 
 FRONT_HEIGHT = 2.4
@@ -114,11 +112,6 @@ def ladder_tables(evaluation: Evaluation) -> list[Table]:
     front_rows = front(evaluation)
     if front_rows:
         tables.append(_front_table(title, front_rows))
-    costs = training_rows(evaluation)
-    if costs:
-        how = "Points of utility where a doubling of the operations of training costs points, too."
-        heads = ["rung", *TRAINING_HEADS]
-        tables.append(Table(f"{title}, by price of training", how, heads, [[*r] for r in costs]))
     names = list(dict.fromkeys(evaluation.tasks))
     if len(names) > 1:
         tables += [_table(evaluation, f"{title}: {name}", "", name) for name in names]
@@ -127,7 +120,8 @@ def ladder_tables(evaluation: Evaluation) -> list[Table]:
 
 def _table(evaluation: Evaluation, title: str, text: str, task: str | None) -> Table:
     rows = steps(evaluation, None if task is None else np.array(evaluation.tasks) == task)
-    return Table(title, text, ["rung", *HEADS], [[r.rung.name, *step_cells(r)] for r in rows])
+    cells = [[row.rung.name, *step_cells(row)] for row in rows]
+    return Table(title, text, ["rung", *HEADS][: len(cells[0])], cells)
 
 
 def _front_table(title: str, rows: list[PricedRung]) -> Table:

@@ -80,6 +80,8 @@ class Step:
         gain: test utility above never growing on the same host.
         validation_gain: the same on the validation split.
         added: mean number of parameters added.
+        costs: mean score, and how often training doubles that of never growing; empty where that
+            is not recorded.
     """
 
     rung: Rung
@@ -87,6 +89,7 @@ class Step:
     gain: Points
     validation_gain: Points
     added: float
+    costs: tuple[float, ...] = ()
 
 
 def _hosts(
@@ -100,7 +103,10 @@ def _hosts(
 def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> list[Step]:
     """The rungs of an evaluation over all hosts, or over the hosts ``where``, bool ``[H]``."""
     rows, splits = _hosts(evaluation, where)
-    never = evaluation.rungs[0]
+    never, doublings = evaluation.rungs[0], _doublings(evaluation)
+
+    def mean(values: ArrayLike) -> float:
+        return float(units(np.asarray(values)[rows], splits).mean())
 
     def over_units(values: ArrayLike) -> Points:
         return points(np.asarray(values)[rows], splits)
@@ -111,14 +117,15 @@ def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> lis
             over_units(rung.utility),
             over_units(np.subtract(rung.utility, never.utility)),
             over_units(np.subtract(rung.validation, never.validation)),
-            float(units(np.array(rung.added)[rows], splits).mean()),
+            mean(rung.added),
+            (100.0 * mean(rung.score or []), mean(doublings[rung.name])) if doublings else (),
         )
         for rung in evaluation.rungs
     ]
 
 
-HEADS = "utility, points", "above never", "on validation", "parameters"
-"""What ``step_cells`` holds."""
+HEADS = "utility, points", "above never", "on validation", "parameters", "score", "doublings"
+"""What ``step_cells`` holds; the last two where they are recorded."""
 
 
 def step_cells(step: Step) -> tuple[str, ...]:
@@ -128,6 +135,7 @@ def step_cells(step: Step) -> tuple[str, ...]:
         points_text(step.gain, "+.1f"),
         f"{step.validation_gain[0]:+.1f}",
         f"{step.added:.0f}",
+        *(f"{cost:.1f}" for cost in step.costs),
     )
 
 
@@ -279,50 +287,27 @@ def budget_text(evaluation: Evaluation) -> str:
     return f"{text}, the policy was trained on {episodes}."
 
 
-TRAINING_PRICES = 0.0, 0.25, 0.5, 1.0, 2.0
-"""Points of utility that a doubling of the cost of training is worth."""
-TRAINING_HEADS = "doublings", "score", *(f"at {price:g}" for price in TRAINING_PRICES)
-"""What ``training_rows`` holds behind the name of a rung."""
-
-
-def _training(
-    evaluation: Evaluation, where: NDArray[np.bool_] | None = None
-) -> dict[str, list[float]]:
-    """What is known of rungs whose operations are recorded, on the means of hosts.
-
-    Returns:
-        how often training doubles that of never growing; score and utility in points.
-    """
-    rows, splits = _hosts(evaluation, where)
-    never, values = evaluation.rungs[0].operations or [], {}
-    for rung in evaluation.rungs:
-        if rung.operations is not None and rung.score is not None:
-            doublings = np.log2(np.divide(rung.operations, never)) / 100.0
-            columns = doublings, np.array(rung.score), np.array(rung.utility)
-            values[rung.name] = [points(column[rows], splits)[0] for column in columns]
-    return values
-
-
-def training_rows(
-    evaluation: Evaluation, where: NDArray[np.bool_] | None = None
-) -> list[tuple[str, ...]]:
-    """Utility where training costs, too, as text; empty where operations are not recorded."""
-    rows = []
-    for name, (doublings, score, utility) in _training(evaluation, where).items():
-        worth = (f"{utility - price * doublings:.1f}" for price in TRAINING_PRICES)
-        rows.append((name, f"{doublings:.1f}", f"{score:.1f}", *worth))
-    return rows
+def _doublings(evaluation: Evaluation) -> dict[str, NDArray[np.float64]]:
+    """How often training doubles that of never growing, ``[H]``, by rung, if it is recorded."""
+    if any(rung.operations is None or rung.score is None for rung in evaluation.rungs):
+        return {}
+    doublings = {rung.name: np.log2(np.array(rung.operations)) for rung in evaluation.rungs}
+    return {name: each - doublings[NEVER_GROW] for name, each in doublings.items()}
 
 
 def training_text(evaluation: Evaluation, cost: str = "operations of training") -> str:
     """Say at which prices of training a policy is above all that a user could do instead."""
-    values = _training(evaluation)
+    rungs, prices = {rung.name: rung for rung in evaluation.rungs}, evaluation.training_prices
+    values = {}
+    for name, counts in _doublings(evaluation).items():
+        free = np.add(rungs[name].utility, counts * np.log(2.0) * (prices or 0.0))
+        values[name] = float(counts.mean()), 100.0 * float(free.mean())
     opponents = [values[name] for name in (*RULES, *WITHOUT_GROWING) if name in values]
     text = []
     for name in (rung.name for rung in evaluation.rungs if rung.policy and rung.name in values):
-        doublings, _, utility = values[name]
+        doublings, utility = values[name]
         low, high = 0.0, np.inf
-        for more, _, worth in opponents:
+        for more, worth in opponents:
             difference, steps_more = utility - worth, doublings - more
             if steps_more > 0.0:
                 high = min(high, difference / steps_more)

@@ -55,22 +55,12 @@ class ShippedControls(msgspec.Struct, frozen=True):
             return self, None
         return None, f"The controls are played here, because those that ship with Esper {why}."
 
-    def first(self, sizes: Sequence[int], prices: Sequence[float]) -> list[Rung]:
-        """The rungs on the first hosts, of so many parameters and such prices.
-
-        Scores are not stored: they are what remains of utility once the price is not paid.
-        """
-        hosts = len(sizes)
-
-        def score(rung: Rung) -> list[float]:
-            price = np.array(prices) * np.log1p(np.array(rung.added[:hosts]) / np.array(sizes))
-            return (np.array(rung.utility[:hosts]) + price).tolist()
-
+    def first(self, hosts: int) -> list[Rung]:
+        """The rungs on the first hosts."""
         return [
             msgspec.structs.replace(
                 _with_columns(rung, lambda values: values[:hosts]),
                 chosen=None if rung.chosen is None else rung.chosen[:hosts],
-                score=score(rung),
             )
             for rung in self.rungs
         ]
@@ -111,15 +101,12 @@ def shipped_controls(suite: str) -> ShippedControls | None:
 
 
 def write_shipped(suite: str, controls: ShippedControls) -> Path:
-    """Write the controls of a suite, rounded and without scores; return the file."""
+    """Write the controls of a suite, rounded; return the file."""
 
     def decimals(values: list[float]) -> list[float]:
         return [round(value, DIGITS) for value in values]
 
-    rungs = [
-        msgspec.structs.replace(_with_columns(rung, decimals), score=None)
-        for rung in controls.rungs
-    ]
+    rungs = [_with_columns(rung, decimals) for rung in controls.rungs]
     content = msgspec.structs.replace(controls, rungs=rungs)
     FOLDER.mkdir(exist_ok=True)
     path = _path(suite)
@@ -132,6 +119,6 @@ def _path(suite: str) -> Path:
 
 
 def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
-    names = "utility", "validation", "added", "operations"
+    names = "utility", "validation", "added", "score", "operations"
     columns = ((name, getattr(rung, name)) for name in names)
     return msgspec.structs.replace(rung, **{name: change(each) for name, each in columns if each})

@@ -78,16 +78,20 @@ def test_a_trained_host_has_learned_and_stays_as_it_arrives() -> None:
     assert all(torch.equal(value, before[name]) for name, value in small.state_dict().items())
 
 
-def test_a_policy_that_widens_pays_for_what_it_adds() -> None:
-    host = replace(small_host(0), price=0.0, epochs=3)
-    played = training.grown("widen", host)
+def test_a_policy_that_widens_pays_for_what_it_adds_and_for_training_it() -> None:
+    host = replace(small_host(0), price=0.0, training_price=0.0, epochs=3)
+    played, never = (training.grown(policy, host) for policy in ("widen", "never"))
     size = played["host_parameters"]
     assert played["parameters"] > size
-    rung = ladder.rung_of("", [played] * 2, [0.0, 0.1])
-    cost = 0.1 * np.log(played["parameters"] / size)
-    assert rung.utility == pytest.approx([played["test"], played["test"] - cost])
-    assert rung.validation == pytest.approx([played["validation"], played["validation"] - cost])
-    assert rung.added == [played["parameters"] - size] * 2
+    hosts = [host, replace(host, price=0.1), replace(host, training_price=0.01)]
+    rung = ladder.rung_of("", [played] * 3, hosts, [never["operations"]] * 3)
+    growth, longer = (np.log(played[name] / never[name]) for name in ("parameters", "operations"))
+    costs = np.array([0.0, 0.1 * growth, 0.01 * longer])
+    assert min(growth, longer) > 0.0
+    assert rung.utility == pytest.approx(played["test"] - costs)
+    assert rung.validation == pytest.approx(played["validation"] - costs)
+    assert rung.added == [played["parameters"] - size] * 3
+    assert training.grown("widen", replace(host, training_price=1.0))["parameters"] == size
 
 
 def test_a_policy_that_finds_no_place_grows_nothing() -> None:
@@ -118,7 +122,7 @@ def small_suite(monkeypatch, tmp_path) -> Path:
     monkeypatch.chdir(tmp_path)
     draws, zero, costs = np.random.default_rng(0), [0.0] * COUNT, [1e6] * COUNT
     rungs = [
-        Rung(name, False, *draws.uniform(size=(2, COUNT)).tolist(), zero, plans, None, costs)
+        Rung(name, False, *draws.uniform(size=(2, COUNT)).tolist(), zero, plans, zero, costs)
         for name, plans in (
             (NEVER_GROW, None), (BEST_FIXED, [1] * COUNT), (FOREST, [2] * COUNT),
             (CLAIRVOYANT, [3] * COUNT),
@@ -149,7 +153,8 @@ def test_the_command_prints_and_keeps_the_ladder_and_goes_on_where_it_was(
     doublings = np.mean([np.log2(one["operations"] / 1e6) for one in played])
     assert f"takes {2**doublings:.1f} times the operations of training of never growing" in printed
     assert found.rents == [host.price for host in hosts]
-    never = ladder.rung_of("", [training.grown("never", host) for host in hosts], found.rents)
+    assert found.training_prices == [host.training_price for host in hosts]
+    never = ladder.rung_of("", [training.grown("never", x) for x in hosts], hosts, [1e6] * COUNT)
     difference = 100 * np.mean(np.subtract(never.utility, found.rungs[0].utility))
     assert f"never growing differs here by {difference:+.1f} points" in printed
     monkeypatch.setattr(ladder, "grown", lambda *_: pytest.fail("it was played again"))
@@ -174,6 +179,7 @@ def test_a_damaged_file_of_the_work_is_refused_by_name(small_suite) -> None:
         (command("--fresh"), "fresh: the suite capacity does not have it; leave it out"),
         (command(hosts=5), "hosts: the controls of the suite capacity are of 4; give at most as"),
         (command(policy="wide"), "policy: 'wide' is neither one of"),
+        (["--policy", "widen", "--suite", "digits"], " of your own; give --suite capacity"),
     ],
 )
 def test_what_the_suite_does_not_know_is_refused_before_anything_is_played(
@@ -183,11 +189,6 @@ def test_what_the_suite_does_not_know_is_refused_before_anything_is_played(
     with pytest.raises(UsageError) as error:
         evaluate(arguments)
     assert refusal in str(error.value)
-
-
-def test_a_policy_for_models_of_the_user_s_own_is_sent_to_the_suite() -> None:
-    with pytest.raises(UsageError, match=r"^policy: 'widen' grows .* own; give --suite capacity"):
-        evaluate(["--policy", "widen", "--suite", "digits"])
 
 
 def test_controls_of_other_hosts_are_not_taken_for_these(small_suite, monkeypatch) -> None:

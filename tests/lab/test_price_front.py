@@ -15,11 +15,11 @@ from esper_lab.evaluation import Evaluation, Rung
 from esper_lab.ladder_figures import ladder_picture, ladder_tables
 from esper_lab.ladder_steps import (
     FRONT_HEADS,
-    TRAINING_PRICES,
     front,
     front_cells,
     price_range,
-    training_rows,
+    step_cells,
+    steps,
     training_text,
 )
 from tiny_population import evaluation_of
@@ -132,7 +132,7 @@ def test_the_picture_has_a_line_for_every_rung_and_a_point_for_every_third():
     assert front_axes.count("--data-") == len(SHOWN) * (1 + 3)
 
 
-def costly(doublings: dict[str, float], utility: dict[str, float]) -> Evaluation:
+def costly(doublings: dict[str, float], utility: dict[str, float], price=0.0) -> Evaluation:
     """An evaluation in which training of each rung doubles so often, on the mean of the hosts."""
     rungs = []
     for name, count in doublings.items():
@@ -140,8 +140,9 @@ def costly(doublings: dict[str, float], utility: dict[str, float]) -> Evaluation
         operations = 1e6 * 2.0 ** (count + noise - noise.mean()) if count else np.full(HOSTS, 1e6)
         score = [utility[name] / 100.0] * HOSTS
         columns = [0.0] * HOSTS, [0] * HOSTS, score, operations.tolist()
-        rungs.append(Rung(name, name.startswith("policy"), score, score, *columns))
-    return evaluation_of(rungs)
+        paid = (score - price * np.log(operations / 1e6)).tolist()
+        rungs.append(Rung(name, name.startswith("policy"), paid, paid, *columns))
+    return evaluation_of(rungs, training_prices=[price] * HOSTS)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +169,9 @@ def test_prices_of_training_at_which_a_policy_is_best_are_those_of_a_grid(
         is_best = max(worth, key=worth.__getitem__) == "policy"
         if abs(price - low) > 0.01 and abs(price - high) > 0.01:
             assert is_best == (low < price < high), price
-    for cells, name in zip(training_rows(evaluation), names, strict=True):
-        shown = [f"{utility[name] - price * counts[name]:.1f}" for price in TRAINING_PRICES]
-        assert cells == (name, f"{counts[name]:.1f}", f"{utility[name]:.1f}", *shown)
+    assert training_text(costly(counts, utility, 0.01)) == text  # what is paid is not paid twice
+    for row, name in zip(steps(evaluation), names, strict=True):
+        assert row.costs == pytest.approx((utility[name], counts[name]), abs=1e-6)
 
 
 def test_a_policy_that_is_never_best_is_said_to_be_so_and_tables_show_the_costs() -> None:
@@ -180,13 +181,13 @@ def test_a_policy_that_is_never_best_is_said_to_be_so_and_tables_show_the_costs(
         dict(zip(names, (42.0, 41.0, 45.0, 50.0, 44.0), strict=True)),
     )
     assert "At no price of a doubling" in training_text(evaluation)
-    (table,) = (each for each in ladder_tables(evaluation) if each.title.endswith("of training"))
-    assert table.rows == [[*row] for row in training_rows(evaluation)]
+    rows = [[step.rung.name, *step_cells(step)] for step in steps(evaluation)]
+    assert [t.columns[-1] for t in ladder_tables(evaluation) if t.rows == rows] == ["doublings"]
     console = Console(file=io.StringIO(), width=140)
     show(console, evaluation)
     printed = console.file.getvalue()
     assert "At no price" in printed
-    for row in training_rows(evaluation):
+    for row in rows:
         assert re.search(" +│ +".join(map(re.escape, row[1:])), printed), row
-    assert training_rows(FOUND) == []
+    assert [step.costs for step in steps(FOUND)] == [()] * len(FOUND.rungs)
     assert training_text(FOUND) == ""

@@ -3,18 +3,16 @@
 Schedules without seeds, and seeds in every slot at once, are played on the first hosts again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from esper.leyline.errors import UsageError
-from esper.runtime.tasks import Family, Task, add_family, find
-from esper.tamiyo.policy.features import utility
+from esper.runtime.tasks import Family, add_family, find
 from esper_lab import shipped_controls as module
 from esper_lab.capacity import ladder
 from esper_lab.capacity.training import grown
@@ -62,15 +60,7 @@ def check(suite: str, controls: ShippedControls) -> None:
         ):
             expected = np.array(stored[:REPLAYED])
             np.testing.assert_allclose(played[:, member], expected, atol=TOLERANCE)
-        assert played_added(outcome.added, member) == rung.added[:REPLAYED]
-
-
-def sizes_and_prices(tasks: Sequence[Task]) -> tuple[list[int], list[float]]:
-    return [task.host.parameter_count for task in tasks], [task.price for task in tasks]
-
-
-def played_added(added: np.ndarray, member: int) -> list[float]:
-    return [float(value) for value in added[:, member]]
+        assert outcome.added[:, member].tolist() == rung.added[:REPLAYED]
 
 
 def check_capacity(controls: ShippedControls) -> None:
@@ -80,9 +70,9 @@ def check_capacity(controls: ShippedControls) -> None:
     fast = sorted(hosts, key=lambda one: (one.trained, one.epochs * one.samples))
     never = next(rung for rung in controls.rungs if rung.name == NEVER_GROW)
     for host in fast[:REPLAYED]:
-        played = ladder.rung_of("", [grown("never", host)], [host.price])
-        place = hosts.index(host)
-        assert never.utility[place] == pytest.approx(played.utility[0], abs=TOLERANCE)
+        played, place = grown("never", host), hosts.index(host)
+        assert never.utility[place] == pytest.approx(played["test"], abs=TOLERANCE)
+        assert never.operations[place] == played["operations"]
 
 
 @pytest.mark.parametrize("suite", shipped_suites())
@@ -140,7 +130,7 @@ def test_a_replay_notices_values_and_tasks_that_are_no_longer_played(
 
 DRAWS = np.random.default_rng(0)
 RUNGS = [
-    Rung(name, False, *DRAWS.uniform(size=(3, 7)).tolist(), chosen)
+    Rung(name, False, *DRAWS.uniform(size=(3, 7)).tolist(), chosen, DRAWS.uniform(size=7).tolist())
     for name, chosen in (("a", list(range(7))), ("b", None))
 ]
 CONTROLS = ShippedControls("identity", "made here", 20, 7, RUNGS)
@@ -157,27 +147,12 @@ def test_the_file_is_small_and_read_as_it_was_written(monkeypatch, tmp_path: Pat
     found = shipped_controls("mine")
     assert found is not None
     assert (found.identity, found.origin, found.hosts) == ("identity", "made here", 7)
-    tasks = [tiny(number) for number in range(7)]
-    for rung, written in zip(found.first(*sizes_and_prices(tasks[:3])), RUNGS, strict=True):
+    for rung, written in zip(found.first(3), RUNGS, strict=True):
         assert rung.chosen == (None if written.chosen is None else [0, 1, 2])
-        for column in ("utility", "validation", "added"):
+        for column in ("utility", "validation", "added", "score"):
             expected = getattr(written, column)[:3]
             assert getattr(rung, column) == pytest.approx(expected, abs=5.1e-6)
-    assert len(found.first(*sizes_and_prices(tasks))[0].utility) == 7
-
-
-def test_scores_follow_from_utility_and_price():
-    tasks = [replace(tiny(number), price=0.1 * (1 + number)) for number in range(7)]
-    for rung, stored in zip(CONTROLS.first(*sizes_and_prices(tasks)), CONTROLS.rungs, strict=True):
-        assert rung.score is not None
-        assert stored.score is None
-        for task, score, paid, added in zip(
-            tasks, rung.score, rung.utility, rung.added, strict=True
-        ):
-            expected = utility(
-                torch.tensor(score), torch.tensor(added), task.host.parameter_count, task.price
-            )
-            assert paid == pytest.approx(float(expected), abs=1e-6)
+    assert len(found.first(7)[0].utility) == 7
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b cut off"])

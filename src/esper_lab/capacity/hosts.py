@@ -89,6 +89,7 @@ class Host:
         width, depth: of the hidden layers.
         epochs: number of epochs to train.
         price: of a network e times as large, as a share of the score.
+        training_price: of a training of e times the operations, which is paid once.
         trained: whether it arrives trained, see ``training.arrival``.
         seed: of weights and minibatches.
     """
@@ -101,6 +102,7 @@ class Host:
     depth: int
     epochs: int
     price: float
+    training_price: float
     trained: bool
     seed: int
 
@@ -122,11 +124,12 @@ def wrong_labels(y: Tensor, share: float, samples: int, draws: np.random.Generat
 def drawn_circumstances(
     draws: np.random.Generator, is_image: bool, is_trained: bool
 ) -> dict[str, Any]:
-    """Width, depth, epochs and price of a host, see ``Host``."""
+    """Width, depth, epochs and prices of a host, see ``Host``."""
     return {
         "width": round(log_uniform(draws, 2, 10 if is_image else 32)),
         "depth": int(draws.integers(1, 4)),
         "epochs": round(log_uniform(draws, *((3, 20) if is_trained else (15, 60)))),
         "price": log_uniform(draws, 0.003, 0.1),
+        "training_price": log_uniform(draws, 0.0003, 0.01),
         "trained": is_trained,
     }

@@ -78,12 +78,12 @@ def evaluate(
     """
     hosts = fresh_hosts(count)
     results = entries(policy, hosts, work, partial(on_batch, f"policy {policy}"))
-    sizes = [entry["host_parameters"] for entry in results]
-    prices = [host.price for host in hosts]
-    rung = rung_of(f"policy, {policy}", results, prices)
-    rungs = controls.first(sizes, prices)
-    never = entries("never", hosts[:REPLAYED_HOSTS], work, partial(on_batch, NEVER_GROW))
-    replay = rung_of("", never, prices)
+    rungs = controls.first(count)
+    operations = rungs[0].operations or []
+    rung = rung_of(f"policy, {policy}", results, hosts, operations)
+    few = hosts[:REPLAYED_HOSTS]
+    never = entries("never", few, work, partial(on_batch, NEVER_GROW))
+    replay = rung_of("", never, few, operations[: len(few)])
     return Evaluation(
         policy=policy, suite=CAPACITY, training_hosts=controls.training_hosts,
         tasks=["arrives trained" if host.trained else "from scratch" for host in hosts],
@@ -91,7 +91,8 @@ def evaluate(
         shipped=f"{controls.origin}; {difference_text(replay.utility, rungs[0])}",
         rule_episodes=controls.training_hosts * 2 * len(FACTORS),
         policy_episodes=0 if policy in SEARCHES else GrowingPolicy.named(policy).episodes,
-        rents=prices,
+        rents=[host.price for host in hosts],
+        training_prices=[host.training_price for host in hosts],
     )  # fmt: skip
 
 
@@ -115,19 +116,23 @@ def entries(
     return results
 
 
-def rung_of(name: str, entries: Sequence[Entry], prices: Sequence[float]) -> Rung:
-    """The rung of a policy from an entry for each host; further prices are not used."""
-    pairs = list(zip(entries, prices, strict=False))
+def rung_of(
+    name: str, entries: Sequence[Entry], hosts: Sequence[Host], operations: Sequence[float]
+) -> Rung:
+    """The rung of a policy from an entry for each host, of never growing with ``operations``."""
+
+    columns = []
+    for one, host, count in zip(entries, hosts, operations, strict=True):
+        never = {"parameters": one["host_parameters"], "operations": count}
+        columns.append((one, never, (host.price, host.training_price)))
     return Rung(
         name,
         policy=True,
-        utility=[utility(one, one["host_parameters"], price) for one, price in pairs],
-        validation=[
-            utility(one, one["host_parameters"], price, "validation") for one, price in pairs
-        ],
-        added=[float(one["parameters"] - one["host_parameters"]) for one, _ in pairs],
-        score=[one["test"] for one, _ in pairs],
-        operations=[one["operations"] for one, _ in pairs],
+        utility=[utility(*each) for each in columns],
+        validation=[utility(*each, "validation") for each in columns],
+        added=[float(one["parameters"] - one["host_parameters"]) for one in entries],
+        score=[one["test"] for one in entries],
+        operations=[one["operations"] for one in entries],
     )
 
 

@@ -25,10 +25,18 @@ Entry = dict[str, Any]
 """What a training of a host came to and took, and the number of parameters that the host has."""
 
 
-def utility(result: Entry, size: int, price: float, split: str = "test") -> float:
-    """A score minus the price of the parameters above ``size``, those of the host, as a share."""
-    growth = max(1.0, result["parameters"] / size)
-    return float(result[split]) - price * math.log(growth)
+def utility(result: Entry, never: Entry, prices: tuple[float, float], split: str = "test") -> float:
+    """A score minus what it costs beyond never growing, as a share.
+
+    Args:
+        result: what a training came to.
+        never: parameters and operations of never growing.
+        prices: of parameters, which cost nothing below those of ``never``, and of operations.
+        split: whose score counts.
+    """
+    growth = math.log(max(1.0, result["parameters"] / never["parameters"]))
+    longer = math.log(result["operations"] / never["operations"])
+    return float(result[split]) - prices[0] * growth - prices[1] * longer
 
 
 @contextmanager
@@ -55,7 +63,7 @@ def arrival(host: Host) -> tuple[Split, nn.Module]:
     data = host.data()
     small = host.build(data)
     if host.trained:
-        _grown(host, data, small, "never", PRETRAINING, host.seed)
+        _grown(host, data, small, "never", PRETRAINING, host.seed, RATE)
     return data, small
 
 
@@ -64,20 +72,22 @@ def beginning(host: Host, data: Split, small: nn.Module, order: int = 1) -> nn.M
     return deepcopy(small) if host.trained else host.build(data, seed=order)
 
 
-def grown(policy: str, host: Host) -> Entry:
+def grown(policy: str, host: Host, rate: float = RATE) -> Entry:
     """What ``esper.grow`` makes of a host in the first order of its data; nothing without slots."""
     data, small = arrival(host)
     model, seed = beginning(host, data, small), 1000 + host.seed
     try:
-        result = _grown(host, data, model, policy, host.epochs, seed)
+        result = _grown(host, data, model, policy, host.epochs, seed, rate)
     except UsageError as error:
         if not str(error).startswith("slots: found no place"):
             raise
-        result = _grown(host, data, model, "never", host.epochs, seed)
+        result = _grown(host, data, model, "never", host.epochs, seed, rate)
     return result | {"host_parameters": parameter_count(small)}
 
 
-def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, seed: int) -> Entry:
+def _grown(
+    host: Host, data: Split, model: nn.Module, policy: str, epochs: int, seed: int, rate: float
+) -> Entry:
     """Train and grow a network of ``host`` in place.
 
     Operations are those of training, trials included; seconds of the processor, with validation
@@ -91,8 +101,9 @@ def _grown(host: Host, data: Split, model: nn.Module, policy: str, epochs: int, 
             _loader(data.part(slice(host.samples, host.samples + VALIDATION))),
             test_loader=_loader(data.part(slice(host.samples + VALIDATION, None))),
             policy=policy, epochs=epochs, price=host.price, seed=host.seed, progress=False,
+            training_price=host.training_price,
             loss="mse" if data.y.is_floating_point() else "cross_entropy", best_epoch=False,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE, fused=True),
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate, fused=True),
             scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
         )  # fmt: skip
     assert result.test is not None
