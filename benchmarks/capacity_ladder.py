@@ -46,7 +46,7 @@ from esper_lab.evaluation import (
     Evaluation,
     Rung,
 )
-from esper_lab.ladder_steps import HEADS, points, points_text, step_cells, steps, training_text
+from esper_lab.ladder_steps import COST_HEADS, points, points_text, step_cells, steps, training_text
 from esper_lab.shipped_controls import ShippedControls, write_shipped
 
 WORK, RATES_WORK = Path("runs/capacity_ladder"), Path("runs/capacity_rates")
@@ -260,10 +260,18 @@ def ladder_parts(
     for name, where in groups.items():
         more = [steps(each, where)[-1] for each in further]
         rows = [
-            (step.rung.name, *step_cells(step), minus(ours, step.rung, where))
+            (
+                step.rung.name,
+                *step_cells(step),
+                f"{step.costs[0]:.1f}",
+                minus(ours, step.rung, where),
+            )
             for step in (*steps(evaluation, where), *more)
         ]
-        parts += [f"### {name}, {where.sum()} hosts", table(("", *HEADS, "widen − this"), rows)]
+        parts += [
+            f"### {name}, {where.sum()} hosts",
+            table(("", *COST_HEADS, "score", "widen − this"), rows),
+        ]
         parts.append(equal_cost_text(ours, hosts, what, where))
     return [*parts, training_text(evaluation, f"{what} of training")]
 

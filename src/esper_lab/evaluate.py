@@ -37,8 +37,10 @@ from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
 from esper_lab.ladder import RULE, usable_controls
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder_steps import (
+    COST_HEADS,
     FRONT_HEADS,
     HEADS,
+    Step,
     differences,
     front,
     front_cells,
@@ -268,14 +270,12 @@ def _check_directory(field: str, path: Path) -> None:
 def show(console: Console, evaluation: Evaluation) -> None:
     """Print the ladder over all hosts, and by task where there are several."""
     names = list(dict.fromkeys(evaluation.tasks))
-    policies = [rung.name for rung in evaluation.rungs if rung.policy]
     ladders = {evaluation.suite: steps(evaluation)}
     if len(names) > 1:
         hosts = np.array(evaluation.tasks)
         ladders |= {name: steps(evaluation, hosts == name) for name in names}
     for title, ladder in ladders.items():
-        cells = [(step.rung.name, *step_cells(step)) for step in ladder]
-        console.print(_table(title, cells, policies))
+        console.print(_table(title, ladder))
     rows = front(evaluation)
     if rows:
         console.print(_front_table(rows))
@@ -283,14 +283,15 @@ def show(console: Console, evaluation: Evaluation) -> None:
         console.print(text, soft_wrap=True)
 
 
-def _table(title: str, rows: Sequence[Sequence[str]], policies: Sequence[str]) -> Table:
-    """Rows of a name and of numbers under ``HEADS``; those of the policies stand out."""
+def _table(title: str, ladder: Sequence[Step]) -> Table:
+    """The rungs of a ladder; those of the policies stand out."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in HEADS[: len(rows[0]) - 1]:
+    for head in COST_HEADS if ladder[0].costs else HEADS:
         table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(*row, style="bold" if row[0] in policies else None)
+    for step in ladder:
+        style = "bold" if step.rung.policy else None
+        table.add_row(step.rung.name, *step_cells(step), style=style)
     return table
 
 

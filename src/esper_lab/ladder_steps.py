@@ -124,8 +124,9 @@ def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> lis
     ]
 
 
-HEADS = "utility, points", "above never", "on validation", "parameters", "score", "doublings"
-"""What ``step_cells`` holds; the last two where they are recorded."""
+HEADS = "utility, points", "above never", "on validation", "parameters"
+COST_HEADS = "utility, points", "above never", "doublings", "parameters"
+"""What ``step_cells`` holds, and what it holds where costs are recorded: in 80 columns not both."""
 
 
 def step_cells(step: Step) -> tuple[str, ...]:
@@ -133,9 +134,8 @@ def step_cells(step: Step) -> tuple[str, ...]:
     return (
         points_text(step.utility, ".1f"),
         points_text(step.gain, "+.1f"),
-        f"{step.validation_gain[0]:+.1f}",
+        f"{step.costs[1]:.1f}" if step.costs else f"{step.validation_gain[0]:+.1f}",
         f"{step.added:.0f}",
-        *(f"{cost:.1f}" for cost in step.costs),
     )
 
 
