@@ -21,7 +21,7 @@ import torch
 from capacity_page import HOSTS as LESSONS
 from capacity_page import best_result, large_enough
 from capacity_plays import WIDENINGS, outcomes, short_statics, utility
-from capacity_rates import further_growth, further_statics, tuned
+from capacity_rates import further_growth, further_lessons, further_statics, gain_parts, tuned
 from capacity_rules import Choice, Outcomes, arrival, by_table, constant, forest
 from msgspec.structs import replace
 from reporting import kept, made_on, new_parser, publish, table
@@ -312,10 +312,11 @@ def main() -> None:
         kept(WORK / f"{number}.json", partial(all_controls, host))
         for number, host in enumerate(hosts)
     ]
+    homes = {number: capacity_home.draw(number) for number in range(LESSONS)}
+    homes = {number: host for number, host in homes.items() if large_enough(host)}
     lessons = [
         kept(WORK / f"lesson-{number}.json", partial(outcomes, host, WIDENINGS, ()))
-        for number, host in enumerate(map(capacity_home.draw, range(LESSONS)))
-        if large_enough(host)
+        for number, host in homes.items()
     ]
     plans = choices(fresh, lessons)
     rungs = control_rungs(fresh, plans)
@@ -345,6 +346,11 @@ def main() -> None:
     parts += ladder_parts(by_time, fresh_in_time, groups, "processor time")
     by_rate, fresh_by_rate = at_best_rates(first, hosts, fresh, plans)
     parts += ["## Each at its best rate", TUNED, *ladder_parts(by_rate, fresh_by_rate, groups)]
+    further_rates = [
+        kept(RATES_WORK / f"lesson-{number}.json", partial(further_lessons, host))
+        for number, host in homes.items()
+    ]
+    parts += gain_parts(lessons, further_rates)
     opponents = NEVER_GROW, BEST_FIXED, LOOKUP, SHORT_SWEEP, SWEEP
     sets = [
         (f"{part[0] + 1} to {part[-1] + 1}", *differences(first, opponents, part))

@@ -244,17 +244,19 @@ def play_plan(
     plan: Plan,
     order: int,
     curve: list[list[float]] | None = None,
+    rate: float = RATE,
 ) -> dict[str, Any]:
     """The result of a plan; ``small`` is the network as it arrives, see ``train``."""
     if plan.static:
-        return train(host.build(data, plan.static, order), host, data, host.epochs, order)
+        static = host.build(data, plan.static, order)
+        return train(static, host, data, host.epochs, order, rate=rate)
     model = beginning(host, data, small, order)
     if plan.shrunk:
         model = shrink_and_perturb(small, host.build(data, seed=order), SHARE)
     first = 0 if host.trained else max(1, round(BEGIN * host.epochs))
     second = max(first + 1, round(AGAIN * host.epochs))
     factors = {second: plan.second, first: plan.first}
-    return train(model, host, data, host.epochs, order, factors, curve=curve)
+    return train(model, host, data, host.epochs, order, factors, rate, curve)
 
 
 def all_outcomes(host: Host) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def _worth(one: dict[str, float], host: dict[str, Any], split: str = "test") -> 
 
 def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
     from capacity_ladder import choices, control_rungs, in_time
-    from capacity_rates import tuned
+    from capacity_rates import tuned, tuned_lesson
 
     from esper_lab import evaluation as names
 
@@ -331,6 +331,7 @@ def test_the_controls_of_widening_are_what_a_loop_over_hosts_says() -> None:
         assert timed[names.NEVER_GROW].operations[i] == 1.0
         high = [x | {"validation": 2.0} for x in host["short"]]
         assert tuned(host, [host["short"], high], [host["never"]])["statics"] == high
+        assert tuned_lesson(host, [host["short"], high])["plans"] == [high]
         places = [row.index(max(row)) for row in worth]
         crossed = (worth[1][places[0]] + worth[0][places[1]]) / 2
         assert rungs[names.CLAIRVOYANT].utility[i] == pytest.approx(crossed)
