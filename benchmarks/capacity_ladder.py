@@ -46,7 +46,15 @@ from esper_lab.evaluation import (
     Evaluation,
     Rung,
 )
-from esper_lab.ladder_steps import COST_HEADS, points, points_text, step_cells, steps, training_text
+from esper_lab.ladder_steps import (
+    Points,
+    points,
+    points_text,
+    step_cells,
+    step_heads,
+    steps,
+    training_text,
+)
 from esper_lab.shipped_controls import ShippedControls, write_shipped
 
 WORK, RATES_WORK = Path("runs/capacity_ladder"), Path("runs/capacity_rates")
@@ -234,10 +242,15 @@ def equal_cost_text(ours: Rung, hosts: list[Outcomes], what: str, where: np.ndar
     )
 
 
-def minus(ours: Rung, rung: Rung, where: np.ndarray) -> str:
-    """How far a policy is above a rung on some hosts; empty for itself."""
+def difference(ours: Rung, rung: Rung, where: np.ndarray) -> Points:
+    """How far a policy is above a rung on some hosts."""
     change = np.subtract(ours.utility, rung.utility)[where]
-    return "" if rung is ours else points_text(points(change, [None] * len(change)))
+    return points(change, [None] * len(change))
+
+
+def minus(ours: Rung, rung: Rung, where: np.ndarray) -> str:
+    """The difference as text; empty for the policy itself."""
+    return "" if rung is ours else points_text(difference(ours, rung, where))
 
 
 def ladder_parts(
@@ -259,19 +272,13 @@ def ladder_parts(
     ours, parts = evaluation.rungs[-1], list[str]()
     for name, where in groups.items():
         more = [steps(each, where)[-1] for each in further]
+        ladder_steps = [*steps(evaluation, where), *more]
         rows = [
-            (
-                step.rung.name,
-                *step_cells(step),
-                f"{step.costs[0]:.1f}",
-                minus(ours, step.rung, where),
-            )
-            for step in (*steps(evaluation, where), *more)
+            (x.rung.name, *step_cells(x), f"{x.costs[0]:.1f}", minus(ours, x.rung, where))
+            for x in ladder_steps
         ]
-        parts += [
-            f"### {name}, {where.sum()} hosts",
-            table(("", *COST_HEADS, "score", "widen − this"), rows),
-        ]
+        heads = "", *step_heads(ladder_steps[0]), "score", "widen − this"
+        parts += [f"### {name}, {where.sum()} hosts", table(heads, rows)]
         parts.append(equal_cost_text(ours, hosts, what, where))
     return [*parts, training_text(evaluation, f"{what} of training")]
 
@@ -369,13 +376,8 @@ def main() -> None:
     ]
     parts += ["## In three sets", table(("hosts", *(f"widen − {x}" for x in opponents)), sets)]
     figures = {
-        key: {
-            rung.name: points(
-                np.subtract(evaluation.rungs[-1].utility, rung.utility), evaluation.splits
-            )
-            for rung in evaluation.rungs[:-1]
-        }
-        for key, evaluation in (("widen_minus", first), ("tuned_minus", by_rate))
+        key: {x.name: difference(each.rungs[-1], x, groups["All"]) for x in each.rungs[:-1]}
+        for key, each in (("widen_minus", first), ("tuned_minus", by_rate))
     }
     page = "capacity_ladder", "The suite capacity", [*parts, f"{made_on()}."]
     publish(*page, arguments.write, {"hosts": HOSTS, **figures})

@@ -37,9 +37,7 @@ from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
 from esper_lab.ladder import RULE, usable_controls
 from esper_lab.ladder import evaluate as evaluated
 from esper_lab.ladder_steps import (
-    COST_HEADS,
     FRONT_HEADS,
-    HEADS,
     Step,
     differences,
     front,
@@ -47,6 +45,7 @@ from esper_lab.ladder_steps import (
     price_range,
     sentences,
     step_cells,
+    step_heads,
     steps,
 )
 from esper_lab.play import OnBatch
@@ -287,7 +286,7 @@ def _table(title: str, ladder: Sequence[Step]) -> Table:
     """The rungs of a ladder; those of the policies stand out."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for head in COST_HEADS if ladder[0].costs else HEADS:
+    for head in step_heads(ladder[0]):
         table.add_column(head, justify="right")
     for step in ladder:
         style = "bold" if step.rung.policy else None

@@ -12,14 +12,13 @@ from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
 from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
 from esper_lab.ladder_steps import (
-    COST_HEADS,
     FRONT_HEADS,
-    HEADS,
     front,
     front_cells,
     price_range,
     sentences,
     step_cells,
+    step_heads,
     steps,
 )
 
@@ -121,8 +120,8 @@ def ladder_tables(evaluation: Evaluation) -> list[Table]:
 
 def _table(evaluation: Evaluation, title: str, text: str, task: str | None) -> Table:
     rows = steps(evaluation, None if task is None else np.array(evaluation.tasks) == task)
-    heads = COST_HEADS if rows[0].costs else HEADS
-    return Table(title, text, ["rung", *heads], [[r.rung.name, *step_cells(r)] for r in rows])
+    heads = ["rung", *step_heads(rows[0])]
+    return Table(title, text, heads, [[r.rung.name, *step_cells(r)] for r in rows])
 
 
 def _front_table(title: str, rows: list[PricedRung]) -> Table:

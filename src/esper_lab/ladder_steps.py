@@ -124,13 +124,14 @@ def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> lis
     ]
 
 
-HEADS = "utility, points", "above never", "on validation", "parameters"
-COST_HEADS = "utility, points", "above never", "doublings", "parameters"
-"""What ``step_cells`` holds, and what it holds where costs are recorded: in 80 columns not both."""
+def step_heads(step: Step) -> tuple[str, ...]:
+    """What ``step_cells`` holds; 80 columns have no room for validation and costs."""
+    third = "doublings" if step.costs else "on validation"
+    return "utility, points", "above never", third, "parameters"
 
 
 def step_cells(step: Step) -> tuple[str, ...]:
-    """The numbers of a rung as text, see ``HEADS``."""
+    """The numbers of a rung as text, see ``step_heads``."""
     return (
         points_text(step.utility, ".1f"),
         points_text(step.gain, "+.1f"),
