@@ -310,6 +310,33 @@ def words() -> Tensor:
     return torch.randint(9, (8, 7))
 
 
+class CrossStage(nn.Module):
+    """Half of the channels goes past a convolution (CSPNet, Wang et al., 2020)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand, self.inner = nn.Conv2d(1, 6, 3), nn.Conv2d(3, 4, 1)
+        self.join, self.head = nn.Conv2d(7, 5, 1), nn.Linear(5, 3)
+        self.groups = [3, 3]  # what a layer calls a number may be something else elsewhere
+
+    def forward(self, x: Tensor) -> Tensor:
+        past, through = self.expand(x).chunk(2, 1)
+        joined = torch.cat([past, self.inner(through).relu()], 1)
+        return self.head(self.join(joined).relu().mean((2, 3)))
+
+
+def zero_start() -> nn.Module:
+    """Residual blocks whose last norms begin at 0 (Goyal et al., 2017)."""
+    module = ResidualNet()
+    for block in (*module.layer1, *module.layer2):
+        nn.init.zeros_(block.bn2.weight)
+    return module
+
+
+RESIDUAL = (
+    "stem + layer1.0.conv2 + layer1.1.conv2", "layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1",
+    "layer2.0.conv2 + layer2.0.shortcut.0 + layer2.1.conv2", "layer2.1.conv1",
+)  # fmt: skip
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...]]] = {
     "perceptron": (multilayer, lambda: torch.randn(8, 6), ("0", "3")),
     "batch norm": (
@@ -330,14 +357,16 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "gated": (
         GatedNet, lambda: torch.randn(8, 1, 8, 8), ("expand + excite", "squeeze", "project"),
     ),
-    "residual": (
-        ResidualNet, lambda: images(8)[0],
-        (
-            "stem + layer1.0.conv2 + layer1.1.conv2", "layer1.0.conv1", "layer1.1.conv1",
-            "layer2.0.conv1", "layer2.0.conv2 + layer2.0.shortcut.0 + layer2.1.conv2",
-            "layer2.1.conv1",
+    "residual": (ResidualNet, lambda: images(8)[0], RESIDUAL),
+    "zero start": (zero_start, lambda: images(8)[0], RESIDUAL),
+    "group norm": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.Conv2d(6, 4, 3),
+            nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3),
         ),
+        lambda: torch.randn(8, 1, 8, 8), ("0", "3"),
     ),
+    "cross stage": (CrossStage, lambda: torch.randn(8, 1, 8, 8), ("inner", "join")),
     "transformer": (
         transformer, lambda: torch.randn(8, 4, 5), ("1.layers.0.linear1", "1.layers.1.linear1"),
     ),

@@ -16,6 +16,7 @@ from esper.leyline.errors import UsageError
 from esper.leyline.stages import LIVING, PRUNABLE, Gate, Stage
 from esper.simic.growth.step import Step
 from esper.simic.training.vectorized import run_training
+from oracles.lifecycle import BLOCKS_GERMINATION
 from small_runs import SMALL
 from support import CPU, small_environments, small_host, small_task
 from synthetic import canonical_action
@@ -161,13 +162,7 @@ def germination(rules: Rules, *stages: Stage) -> list[bool]:
 @pytest.mark.parametrize("beside", Stage)
 def test_one_at_a_time_can_be_disabled(beside: Stage):
     rules = replace(RULES, max_seeds=9)
-    develops = beside in (
-        Stage.GERMINATED,
-        Stage.TRAINING,
-        Stage.PRUNED,
-        Stage.EMBARGOED,
-        Stage.RESETTING,
-    )
+    develops = beside in BLOCKS_GERMINATION
     empty = [True] if beside is Stage.DORMANT else [False]
     assert germination(rules, beside, Stage.DORMANT) == [*empty, not develops]
     free = replace(rules, one_at_a_time=False)

@@ -286,37 +286,6 @@ class Tied(nn.Module):
         return self.two(self.one(x))
 
 
-class Concatenation(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.head = nn.Linear(4, 4), nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.one(x)
-        return self.head(torch.cat([y.relu(), y], 1))
-
-
-class Shared(nn.Module):
-    """A layer that reads the input, and what it made of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(self.one(x)))
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(4, 2), nn.Linear(2, 2)
-        self.scale = nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(x) * self.scale)
-
-
 class Recurrent(nn.Module):
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -341,22 +310,16 @@ class NormSum(nn.Module):
 
 
 class Joined(nn.Module):
-    """Two layers side by side, then a function of both."""
+    """Two layers side by side, then a function of the module, of both and of the input."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
         self.head, self.function = nn.LazyLinear(2), function
+        self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
-
-
-class FixedSize(NormSum):
-    """A layer whose size is written into the forward pass."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.one(x).view(-1, 4))
 
 
 @pytest.mark.parametrize(
@@ -367,20 +330,30 @@ class FixedSize(NormSum):
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
         (NormSum(), "two + one", "add combines it with other channels"),
-        (FixedSize(), "one", "is written into it: mat1 and mat2 shapes"),
+        (
+            Joined(lambda m, _, x: m.head(m.three(x).view(-1, 4))), "three",
+            "is written into it: mat1 and mat2 shapes",
+        ),
         (Recurrent(), "one", "lstm mixes its channels over time"),
         (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
-        (Concatenation(), "one", "it is concatenated with itself"),
+        (
+            Joined(lambda m, _, x: m.head(torch.cat([(y := m.three(x)).relu(), y], 1))), "three",
+            "it is concatenated with itself",
+        ),
         (Tied(), "one", "shares its parameters"),
-        (Shared(), "one", "takes no more channels"),
-        (Scaled(), "one", "has parameters of the module per channel"),
+        (Joined(lambda m, _, x: m.head(m.three(m.three(x)))), "three", "takes no more channels"),
+        (
+            Joined(lambda m, _, x: m.head(m.three(x) * m.scale)), "three",
+            "has parameters of the module per channel",
+        ),
         (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
+        (nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 2)), "0", "group_norm"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
         (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0", "frozen"),
         (nn.Sequential(*TRANSPOSED), "1", "2 reads it in groups"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_widened_is_refused_by_name(
     model: nn.Module, name: str, reason: str
 ) -> None:
@@ -447,12 +420,8 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     before = layer_sizes(model)["inner"]
     assert before == {"num_heads": 3, "inner": 12}
     group = groups_of(model, words())[0][0]
-    assert (group.noun, group.channels, group.width, group.units["inner.qkv"]) == (
-        "heads",
-        3,
-        12,
-        (3, 4),
-    )
+    assert (group.change(2), group.channels, group.width) == ("3 -> 5 heads", 3, 12)
+    assert group.units["inner.qkv"] == (3, 4)
     change = widen(model, group, new_channels(model, group, 2))
     assert layer_sizes(model)["inner"] == {"num_heads": 5, "inner": 20}
     assert model.inner.head_dim == 4

@@ -59,19 +59,27 @@ def test_no_random_bytes_are_taken_for_a_sealed_file(write, read, content, tmp_p
             read(path)
 
 
+def full(draft: Path, content: bytes) -> None:
+    draft.write_bytes(content[:5])
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 @each_kind
-def test_a_full_disk_leaves_the_previous_file(
-    write, read, content, tmp_path: Path, monkeypatch
+@pytest.mark.parametrize(
+    ("writer", "message"),
+    [
+        (full, "No space left"),
+        (lambda draft, _: draft.write_bytes(b"other"), "does not read back as written"),
+    ],
+    ids=["full disk", "other bytes"],
+)
+def test_what_cannot_be_written_leaves_the_previous_file(
+    write, read, content, writer, message: str, tmp_path: Path, monkeypatch
 ) -> None:
     path = tmp_path / "file"
     write(path)
-
-    def full(draft: Path, content: bytes) -> None:
-        draft.write_bytes(content[:5])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(disk, "write_synced", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(disk, "write_synced", writer)
+    with pytest.raises(OSError, match=message):
         write(path)
     assert read(path) == content
     assert list(tmp_path.iterdir()) == [path]
@@ -83,19 +91,6 @@ def test_the_new_name_is_on_the_disk_too(write, read, content, tmp_path: Path, m
     monkeypatch.setattr(disk, "sync", lambda path: (synced.append(path), sync(path)))
     write(tmp_path / "file")
     assert synced == [tmp_path]
-
-
-@each_kind
-def test_what_does_not_read_back_replaces_nothing(
-    write, read, content, tmp_path: Path, monkeypatch
-) -> None:
-    path = tmp_path / "file"
-    write(path)
-    monkeypatch.setattr(disk, "write_synced", lambda draft, content: draft.write_bytes(b"other"))
-    with pytest.raises(OSError, match="does not read back as written"):
-        write(path)
-    assert read(path) == content
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_second_writer_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class ChannelGroup:
     Attributes:
         channels: their number.
         writers: names of the layers that compute them; those of a residual stream are several.
-        companions: names of batch norms and convolutions in groups with parameters per channel.
+        companions: names of norms and convolutions in groups with parameters per channel.
         readers: by the name of each layer that reads them, how many of its inputs belong to one
             channel: several after a convolution that is flattened.
         units: by the name of a writer that has several rows per channel, of how many gates they
@@ -54,14 +54,16 @@ class ChannelGroup:
         return " + ".join(self.writers)
 
     @property
-    def noun(self) -> str:
-        """What a user calls its channels."""
-        return "heads" if self.units and self.attends else "channels"
-
-    @property
     def width(self) -> int:
         """Channels, each counted as often as the widest of its writers has rows side by side."""
         return self.channels * max((rows for _, rows in self.units.values()), default=1)
+
+    def change(self, count: int) -> str:
+        """So many more, as a user counts them: heads, or single channels."""
+        if self.units and self.attends:
+            return f"{self.channels} -> {self.channels + count} heads"
+        rows = self.width // self.channels
+        return f"{self.width} -> {self.width + rows * count} channels"
 
     def rows(self, layer: str, size: int, channels: int) -> int:
         """How many of ``size`` entries of a writer or companion belong to one of the channels."""

@@ -96,7 +96,8 @@ def units_behind(
         gates of the unit, and rows side by side in each, as a ``Position`` has them.
     """
     copies = map_leaves(args, torch.clone), map_leaves(kwargs, torch.clone)
-    sizes = {n for y in tensors(func(*copies[0], **copies[1])) for n in y.shape if n > 1}
+    numbers = [*args, *(n for y in tensors(func(*copies[0], **copies[1])) for n in y.shape)]
+    sizes = {n for n in numbers if type(n) is int and n > 1}  # a group norm takes its groups
     units = []
     for parts in range(1, MOST_GATES + 1) if gates == 1 else (1,):
         for count in sorted(sizes, reverse=True):

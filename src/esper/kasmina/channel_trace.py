@@ -137,7 +137,8 @@ class Recorder(TorchFunctionMode):
         for each in self._all:
             parts = [(None if g is None else self._root(g), length) for g, length in each.parts]
             layout = tuple(
-                ("", length) if group is None else (group.writers[0], 0) for group, length in parts
+                ("", length) if group is None or group.units else (group.writers[0], 0)
+                for group, length in parts
             )
             groups = [group for group, _ in parts if group is not None]
             for group in groups:
@@ -177,10 +178,9 @@ class Recorder(TorchFunctionMode):
 
     def tag(self, x: object) -> Tag | None:
         """Where the channels of a tensor lie; None where they belong to no layer."""
-        entry = self._tags.get(id(x))
-        if entry is None:
+        if id(x) not in self._tags:
             return None
-        tag = entry[1]
+        tag = self._tags[id(x)][1]
         root = self._root(tag.group)
         return Tag(root, tag.position.coarse(tag.channels // root.channels), root.channels)
 
@@ -274,8 +274,7 @@ class Recorder(TorchFunctionMode):
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
-        tag = self.tag(x)
-        axis = channel_axis(layer, output)
+        tag, axis = self.tag(x), channel_axis(layer, output)
         if not isinstance(layer, Linear) and layer.groups > 1:
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
@@ -354,10 +353,13 @@ class Recorder(TorchFunctionMode):
         self, func: Any, args: Any, kwargs: Any, sources: list[Tensor], tags: Mapping[int, Tag]
     ) -> list[Position | None]:
         """Where the channels of the inputs lie in each output; None where they are mixed."""
+        # A norm or a gain that begins at 0 hides for now what it lets through.
+        args, kwargs = map_leaves(
+            (args, kwargs), lambda x: x.masked_fill(x == 0, 1) if isinstance(x, nn.Parameter) else x
+        )
         groups = [tags[id(x)].group for x in sources]
         channels = min(group.channels for group in groups)
-        joint = len(set(groups)) > 1
-        for group in groups if joint else ():
+        for group in groups if len(set(groups)) > 1 else ():
             factor, remainder = divmod(group.channels, channels)
             if remainder or group.parts or (factor > 1 and group.is_rigid):
                 return [None]

@@ -19,14 +19,15 @@ class InputsFirst(metaclass=_ByName):
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | ConvTranspose
 Linear = nn.Linear | InputsFirst
-Norm = nn.modules.batchnorm._NormBase
-"""Batch and instance norms."""
+Norm = nn.modules.batchnorm._NormBase | nn.GroupNorm
+"""Batch, instance and group norms."""
 
 SIZES: dict[type, tuple[str, str]] = {
     nn.Linear: ("out_features", "in_features"),
     InputsFirst: ("nf", "nx"),
     **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
-    Norm: ("num_features", "num_features"),
+    nn.modules.batchnorm._NormBase: ("num_features", "num_features"),
+    nn.GroupNorm: ("num_channels", "num_channels"),
     nn.PReLU: ("num_parameters", "num_parameters"),
     nn.RNNBase: ("hidden_size", "hidden_size"),
 }
@@ -40,6 +41,12 @@ WEIGHT_NORMS = {f"{PREFIX}original1": f"{PREFIX}original0", "weight_v": "weight_
 def size_names(module: nn.Module) -> tuple[str, ...]:
     """The attributes of a layer in ``SIZES``; none if it is another module."""
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+
+
+def group_counts(module: nn.Module) -> tuple[str, ...]:
+    """The attribute with the number of groups of a layer in ``SIZES`` that has several."""
+    names = ("groups", "num_groups") if size_names(module) else ()
+    return tuple(name for name in names if getattr(module, name, 1) > 1)
 
 
 def weight_name(module: nn.Module) -> str:

@@ -15,6 +15,7 @@ from esper.kasmina.attention_heads import head_attributes, head_counts
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
     gates_of,
+    group_counts,
     holder_of,
     layer_and_key,
     reads_itself,
@@ -116,9 +117,10 @@ def widen(
                 _replace(change, module, key, rows_first(module, value))
                 change.ends[module, key] = end, *old.shape[1:2]
         _join_weights(module)
-        for attribute in size_names(module)[:1] if is_writer else {*size_names(module), "groups"}:
-            if size := getattr(module, attribute, 0):
-                _add(change, module, attribute, group.rows(name, size, channels) * new.count)
+        sizes = {*size_names(module), *group_counts(module)}
+        for attribute in size_names(module)[:1] if is_writer else sizes:
+            size = getattr(module, attribute)
+            _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         key = weight_name(module)
@@ -240,8 +242,8 @@ def resize(
                 module.hidden_size = like.shape[1]
             if key in (weight_name(module), "running_mean"):
                 sizes = list(rows_first(module, like).shape)
-                if getattr(module, "groups", 1) > 1:
-                    attributes = (*attributes, "groups")
+                if counts := group_counts(module):
+                    attributes += counts
                     sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
                 for attribute, size in zip(attributes, sizes, strict=False):
                     setattr(module, attribute, size)
@@ -260,10 +262,8 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
     sizes = {}
     for name, module in model.named_modules():
-        # A depthwise convolution has as many groups as channels.
-        groups = ("groups",) if getattr(module, "groups", 1) > 1 else ()
         if names := size_names(module) or head_attributes(module):
-            sizes[name] = {key: getattr(module, key) for key in (*names, *groups)}
+            sizes[name] = {key: getattr(module, key) for key in (*names, *group_counts(module))}
     return sizes
 
 

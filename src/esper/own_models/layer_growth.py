@@ -187,9 +187,9 @@ class LayerGrowth:
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             changes += [widen(each, group, new) for each in self.averages]
-            wide, decimals = group.channels + new.count, 0 if share >= 0.01 else 2
+            decimals = 0 if share >= 0.01 else 2
             self.lines.append(
-                f"{group.name}: {group.channels} -> {wide} {group.noun}, which explain "
+                f"{group.name}: {group.change(new.count)}, which explain "
                 f"{100 * share:.{decimals}f} % of the gradient that the others leave"
             )
         return changes

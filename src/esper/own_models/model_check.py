@@ -193,8 +193,8 @@ def check(
                 groups, report.rigid = wider_groups(model, lambda: run(False))
                 counts = planned_counts(model, groups, partial(price_of, PRICE))
                 report.widths = {
-                    each.name: (each.channels, each.channels + counts.get(each, 0))
-                    for each in groups
+                    g.name: (g.width, g.width // g.channels * (g.channels + counts.get(g, 0)))
+                    for g in groups
                 }
         if report.ok:
             if not model.training:

@@ -131,7 +131,7 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     entries = dict(new.entries)
     for name in group.companions:
         module = model.get_submodule(name)
-        if isinstance(module, Norm) and module.running_mean is not None:
+        if getattr(module, "running_mean", None) is not None:
             for key in ("running_mean", "running_var"):
                 like = entries[f"{name}.{key}"]
                 end = end_of(model, group, name) * (like.numel() // new.count)
