@@ -289,6 +289,7 @@ def test_what_a_trial_learned_is_kept_or_learned_again_in_the_same_bits(
         lines += [line for r in results[-1].history for line in r.actions if "with and" in line]
     assert epochs == [12 + 1, 12 + 3, 12 + 3 + 2]
     assert ["after an epoch" in lines[0], "after 3 epochs" in lines[1]] == [True, True]
+    assert all(("for a slow start" in line) == (policy == "deepen") for line in lines)
     state = results[0].model.state_dict()
     for result in results[1:]:
         assert [r.loss for r in result.history] == [r.loss for r in results[0].history]
@@ -332,14 +333,17 @@ def test_the_higher_the_price_the_fewer_channels() -> None:
 
 @pytest.mark.parametrize("dear", [0.0, 1.0])
 @pytest.mark.parametrize(
-    ("prior", "trial", "stays"),
-    [(0.1, -0.09, True), (0.1, -0.11, False), (-0.2, 0.25, True), (-0.2, 0.15, False)],
-)
+    ("prior", "trial", "stays"), [
+        (0.1, -0.09, True), (0.1, -0.11, False), (-0.2, 0.25, True), (-0.2, 0.15, False),
+        (None, 0.01, True), (None, -0.01, False),
+    ]
+)  # fmt: skip
 def test_prior_and_trial_count_alike(
-    prior: float, trial: float, stays: bool, dear: float, monkeypatch: pytest.MonkeyPatch
+    prior: float | None, trial: float, stays: bool, dear: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both after the prices: the module grows where their sum is above 0."""
-    growth = parameter_count(grown().model) / parameter_count(multilayer())
+    """Both after the prices: layers grow where their sum is above 0; blocks have no prior."""
+    policy, small = ("deepen", residual()) if prior is None else ("widen", multilayer())
+    growth = parameter_count(grown_by(policy).model) / parameter_count(small)
     # Of two epochs one is trained narrow and both wide, instead of both narrow and one wide.
     cost = 0.01 * math.log(growth) + dear * math.log((1 + 2 * growth) / (2 + growth))
     validations = iter([0.5, 0.5, 0.5 + trial + cost])
@@ -351,10 +355,11 @@ def test_prior_and_trial_count_alike(
 
     real = Evaluator.__call__
     monkeypatch.setattr(Evaluator, "__call__", validate)
-    monkeypatch.setattr(width_search, "expected_gain", lambda *_: prior + cost)
+    monkeypatch.setattr(width_search, "expected_gain", lambda *_: (prior or 0.0) + cost)
+    monkeypatch.setattr(width_search, "interval", lambda *_: None)
     plan, free = width_prior.planned_counts, partial(price_of, 0.01)
     monkeypatch.setattr(layer_growth, "planned_counts", lambda *each: plan(*each[:2], free))
-    assert grown(epochs=2, price=0.01, training_price=dear, best_epoch=False).grew == stays
+    assert grown_by(policy, epochs=2, price=0.01, training_price=dear).grew == stays
 
 
 def test_what_is_refused_by_its_outputs_is_not_expected_to_gain(

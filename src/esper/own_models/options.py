@@ -101,7 +101,7 @@ class GrowOptions(GrowthOptions):
     end beside that before it was trained and that without its seeds."""
     training_price: float = setting(0.0, within=NOT_NEGATIVE, flag=float)
     """Validation score that a training of e times the operations, trial included, must gain for
-    ``widen`` to make layers wider. They count in proportion to the parameters."""
+    ``widen`` and ``deepen`` to grow it. They count in proportion to the parameters."""
     tries: int = setting(1, within=up_to(1000), flag=int)
     """Times to train from the same initial weights; the best on validation after the price is kept,
     of the twin as well."""

@@ -2,8 +2,8 @@
 
 Whether a larger network stays comes from a counterfactual: some epochs are trained from the same
 state with and without, on the same minibatches with the same random numbers, and both are
-validated. Of layers the prior counts as much as the trial: early gains understate late ones. Blocks
-may cost half of what the trial gains. What is refused is taken back, to the bit.
+validated. Early gains understate late ones: of layers the prior counts as much as the trial, of
+blocks half of what the trial gains without them. What does not pay is taken back, to the bit.
 """
 
 import copy
@@ -102,22 +102,21 @@ class WidthSearch(LayerGrowth):
             if not endings or parameter_count(self.model) <= AHEAD:  # else learned again
                 endings.append((_Snapshot(training, loaders), wide_loss))
         wide, bounds = validate(), interval(sample_values(validate), values)
-        best, prior = wide.net - without.net, None
+        best = wide.net - without.net
+        growth = parameter_count(self.model) / size
+        tried = 1.0 + growth * self.trial / self.epochs  # is paid either way
+        cost = self.cost(growth) - price_of(self.options.training_price, tried)
         if not self.deepens:
-            growth = parameter_count(self.model) / size
-            tried = 1.0 + growth * self.trial / self.epochs  # is paid either way
-            cost = self.cost(growth) - price_of(self.options.training_price, tried)
-            prior = expected_gain(plan) - cost
-            best += prior - cost
+            prior, why = expected_gain(plan) - cost, "expected after the price"
         else:
             if bounds is not None and without.unit != "metric":
                 best = bounds[1]
             elif bounds is not None and bounds[0] <= 0.0 <= bounds[1]:
                 best = 0.0
             # A deeper network that learns half as fast for an epoch has often won by the end.
-            best += max((without.net - earlier.net) / 2.0, 0.0)
-        stays = best >= 0.0 and isfinite(wide.loss)
-        self.lines.append(_report(without, wide, bounds, stays, self.trial, prior))
+            prior, why = max((without.net - earlier.net) / 2.0, 0.0), "for a slow start"
+        stays = best + prior >= cost and isfinite(wide.loss)
+        self.lines.append(_report(without, wide, bounds, stays, self.trial, prior, why))
         if stays:
             self.ahead = endings
             return self._go_ahead()
@@ -156,9 +155,10 @@ def _report(
     bounds: tuple[float, float] | None,
     stays: bool,
     epochs: int,
-    prior: float | None,
+    prior: float,
+    why: str,
 ) -> str:
-    """Why the larger network stays or not."""
+    """Why the larger network stays or not: by the trial, and by ``prior``, which counts as well."""
     percent = without.unit == "accuracy"
     scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
     ends = [f"{scale * bound:+.{digits}f}" for bound in bounds or ()]
@@ -166,6 +166,5 @@ def _report(
     difference = f"{scale * (wide.figure - without.figure):+.{digits}f}{text} {unit}"
     answer = "stays" if stays else "is taken back"
     time = "an epoch" if epochs == 1 else f"{epochs} epochs"
-    if prior is not None:
-        time += f", and {scale * prior:+.{digits}f} expected after the price"
+    time += f", and {scale * prior:+.{digits}f} {why}"
     return f"{difference} with and without them after {time}: the larger network {answer}"
