@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.wider_layers import parameter_count
@@ -224,6 +225,11 @@ def test_operations_of_layers_are_those_of_pytorch_s_counter() -> None:
                 before = counter.get_total_flops()
                 model(x)
         assert sum(counts) == 3 * before > 0
+    x = torch.randn(5, 6, 8)
+    with training.counted_operations() as counts:
+        nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x)
+        nn.Conv1d(6, 4, 3)(x)
+    assert counts == [6.0 * 5 * 6 * 4 * 8 * 8, 6.0 * 5 * 4 * 6 * 6 * 3]
 
 
 def test_growing_costs_the_choice_of_new_units_and_its_trial(monkeypatch) -> None:

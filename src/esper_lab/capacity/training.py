@@ -48,11 +48,11 @@ def counted_operations() -> Iterator[list[float]]:
     def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if not torch.is_grad_enabled():
             return
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             counts.append(6.0 * output.numel() * layer.weight[0].numel())
-        elif isinstance(layer, nn.RNNBase):
+        elif isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
             weights = sum(value.numel() for value in layer.parameters() if value.dim() > 1)
-            counts.append(6.0 * inputs[0].numel() / layer.input_size * weights)
+            counts.append(6.0 * inputs[0].numel() / inputs[0].shape[-1] * weights)
 
     with register_module_forward_hook(count):
         yield counts

@@ -1,0 +1,320 @@
+"""The hosts of ``widening.py``: small networks and their data, drawn too small or large enough."""
+
+import argparse
+import calendar
+import csv
+import heapq
+import inspect
+import io
+import json
+import keyword
+import queue
+import random
+import shelve
+import statistics
+import textwrap
+import tokenize
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from time import process_time
+
+import torch
+from sklearn.datasets import load_digits, make_friedman1
+from torch import Tensor, nn
+
+import esper
+from esper_lab.capacity.training import counted_operations
+from esper_lab.data import mnist1d
+
+EPOCHS, BATCH, TRAIN, VALIDATION = 40, 50, 1000, 300
+RATES = (0.003, 0.01, 0.03)
+TUNING, SEEDS = range(100, 105), range(10)
+CONTEXT = 32
+
+
+def perceptron(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two hidden layers."""
+    layers = nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two convolutions with batch norm."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs),
+    )  # fmt: skip
+
+
+def signal_convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Three convolutions with batch norm over a signal, each of which halves its length."""
+    layers: list[nn.Module] = [nn.Unflatten(1, (1, inputs))]
+    for channels in (1, width, width):
+        layers += [nn.Conv1d(channels, width, 5, 2, 2), nn.BatchNorm1d(width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, outputs))
+
+
+class Residual(nn.Module):
+    """A block of two convolutions that adds to what it is given."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to the same shape."""
+        inner = self.norm1(self.conv1(x)).relu()
+        return (x + self.norm2(self.conv2(inner))).relu()
+
+
+def residual(depth: int, width: int = 8) -> nn.Module:
+    """Residual blocks on digits."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.BatchNorm2d(width),
+        nn.ReLU(), nn.Sequential(*(Residual(width) for _ in range(depth))),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10),
+    )  # fmt: skip
+
+
+class Reader(nn.Module):
+    """An LSTM that reads an image row by row."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs // 8, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        return self.head(self.lstm(x.unflatten(1, (8, -1)))[1][0][0])
+
+
+class Tagger(nn.Module):
+    """An LSTM that reads bytes and tags each."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.bytes = nn.Embedding(256, 16)
+        self.lstm = nn.LSTM(16, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T]`` to logits ``[B, T, outputs]``."""
+        return self.head(self.lstm(self.bytes(x))[0])
+
+
+def vision_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two layers over the 16 patches of an image, of width 8; ``width`` is that of their MLPs."""
+    del inputs
+    layer = nn.TransformerEncoderLayer(8, 2, width, 0.0, batch_first=True, norm_first=True)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 2, 2), nn.Flatten(2), PatchPlaces(),
+        nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False),
+        nn.Flatten(), nn.Linear(16 * 8, outputs),
+    )  # fmt: skip
+
+
+class PatchPlaces(nn.Module):
+    """Adds to each patch what tells its place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Parameter(0.1 * torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, T]`` to ``[B, T, C]``."""
+        return x.transpose(1, 2) + self.places
+
+
+class Layer(nn.Module):
+    """A causal pre-norm block of width 32 with two heads and an MLP."""
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.hidden, self.last = nn.Linear(32, width), nn.Linear(width, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T, 32]`` to the same shape."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.last(nn.functional.gelu(self.hidden(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self, depth: int, width: int = 128):
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, 32), nn.Embedding(CONTEXT, 32)
+        self.blocks = nn.ModuleList(Layer(width) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(32), nn.Linear(32, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, T]`` to logits ``[B, T, 256]``."""
+        h = self.bytes(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h))
+
+
+def text_windows(seed: int) -> tuple[Tensor, Tensor]:
+    """Windows of the documentation and the byte after each of their bytes."""
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    stream = torch.tensor(list(b"".join(page.read_bytes() for page in pages)))
+    windows = stream[: len(stream) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(seed))[:2800]
+    return windows[order, :-1], windows[order, 1:]
+
+
+@cache
+def tagged_bytes() -> tuple[Tensor, Tensor]:
+    """The bytes of modules of the standard library, and the kind of token of each.
+
+    0 is white space, 1 a name, 2 a keyword, 3 an operator, 4 a number, 5 a string, 6 a comment.
+    """
+    kinds = {tokenize.OP: 3, tokenize.NUMBER: 4, tokenize.STRING: 5, tokenize.COMMENT: 6}
+    contents, tags = list[bytes](), list[Tensor]()
+    for module in argparse, calendar, csv, heapq, json, queue, random, shelve, statistics, textwrap:
+        text = inspect.getsource(module).encode("ascii", "replace")
+        starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
+        tag = torch.zeros(len(text), dtype=torch.long)
+        for each in tokenize.tokenize(io.BytesIO(text).readline):
+            first, last = (starts[row - 1] + column for row, column in (each.start, each.end))
+            name = 1 + keyword.iskeyword(each.string) if each.type == tokenize.NAME else 0
+            tag[max(first, 0) : last] = kinds.get(each.type, name)
+        contents.append(text)
+        tags.append(tag)
+    return torch.tensor(list(b"".join(contents))), torch.cat(tags)
+
+
+def source_windows(seed: int) -> tuple[Tensor, Tensor]:
+    """Windows of source code, and the kind of token of each byte."""
+    x, y = (z[: len(z) // CONTEXT * CONTEXT].view(-1, CONTEXT) for z in tagged_bytes())
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:2800]
+    return x[order], y[order]
+
+
+def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
+    """Digits with noise of half the range of a pixel."""
+    data, generator = load_digits(), torch.Generator().manual_seed(seed)
+    x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    order = torch.randperm(len(x), generator=generator)
+    return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
+
+
+def signals(seed: int) -> tuple[Tensor, Tensor]:
+    """MNIST-1D (Greydanus, 2020)."""
+    data = mnist1d()
+    x = torch.cat([data.train_images, data.validation_images, data.test_images]).flatten(1)
+    y = torch.cat([data.train_labels, data.validation_labels, data.test_labels])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:2800]
+    return x[order], y[order]
+
+
+def skewed(seed: int) -> tuple[Tensor, Tensor]:
+    """Friedman's function (1991), its target skewed by an exponential function."""
+    x, y = make_friedman1(2800, noise=0.0, random_state=seed)
+    target = torch.tensor((y - 14.0) / 5.0, dtype=torch.float32).exp()
+    mean, deviation = target[:TRAIN].mean(), target[:TRAIN].std()
+    return torch.tensor(x, dtype=torch.float32), ((target - mean) / deviation)[:, None]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network and its data; the layers are drawn too small, or large enough."""
+
+    make: Callable[[int, int, int], nn.Module]
+    data: Callable[[int], tuple[Tensor, Tensor]]
+    width: int
+    loss: str = "cross_entropy"
+
+    def build(self, factor: float, seed: int) -> nn.Module:
+        """The network with layers ``factor`` times as wide."""
+        torch.manual_seed(seed)
+        inputs = self.data(0)[0].shape[1]
+        outputs = 10 if self.loss == "cross_entropy" else 1
+        return self.make(inputs, round(factor * self.width), outputs)
+
+    def train(
+        self, model: nn.Module, seed: int, policy: str, epochs: int, rate: float
+    ) -> dict[str, float]:
+        """Train ``model``.
+
+        Returns:
+            figures on validation and test in percent, parameters, operations of training, trials
+            included, and seconds of the processor, with validation after every epoch.
+        """
+        x, y = self.data(seed)
+        splits = [slice(TRAIN), slice(TRAIN, TRAIN + VALIDATION), slice(TRAIN + VALIDATION, None)]
+        loaders = [
+            torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(x[part], y[part]),
+                BATCH if number == 0 else len(x),
+                shuffle=number == 0,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            for number, part in enumerate(splits)
+        ]
+        torch.manual_seed(seed)
+        begin = process_time()
+        with counted_operations() as operations:
+            result = esper.grow(
+                model, loaders[0], loaders[1], test_loader=loaders[2], policy=policy, epochs=epochs,
+                loss=self.loss, seed=seed, progress=False, best_epoch=True,
+                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate),
+                scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
+            )  # fmt: skip
+        assert result.test is not None
+        return {
+            "validation": 100 * result.validation.figure, "test": 100 * result.test.figure,
+            "parameters": result.parameters, "operations": sum(operations),
+            "seconds": process_time() - begin,
+        }  # fmt: skip
+
+
+HOSTS = {
+    "MLP of width 4, noisy digits": Host(perceptron, noisy_digits, 4),
+    "MLP of width 4, skewed Friedman": Host(perceptron, skewed, 4, "mse"),
+    "CNN of width 3, noisy digits": Host(convolutions, noisy_digits, 3),
+    "MLP of width 32, noisy digits": Host(perceptron, noisy_digits, 32),
+    "LSTM of width 4, noisy digits": Host(Reader, noisy_digits, 4),
+    "residual CNN of width 3, noisy digits": Host(
+        lambda _, width, __: residual(2, width), noisy_digits, 3
+    ),
+    "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
+    "CNN of width 3, MNIST-1D": Host(signal_convolutions, signals, 3),
+    "LSTM tagger of width 4, bytes": Host(Tagger, source_windows, 4),
+    "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
+}
+GROWN = {"MLP of width 32, noisy digits": 1.5}
+"""How many times as wide the prior makes a host; eight times by default."""
+Arm = Callable[[int, float], dict[str, float]]
+"""Result by seed and rate."""
+
+
+def best_rate(arm: Arm, seeds: range = TUNING) -> float:
+    """The rate at which the mean on validation is highest."""
+    means = {rate: fmean(arm(seed, rate)["validation"] for seed in seeds) for rate in RATES}
+    return max(means, key=means.__getitem__)
+
+
+def tuned(arm: Arm, seeds: range = SEEDS, others: range = TUNING) -> list[dict[str, float]]:
+    """Results of an arm on all seeds, at the rate that is best on validation on others."""
+    rate = best_rate(arm, others)
+    return [arm(seed, rate) | {"rate": rate} for seed in seeds]
+
+
+def from_scratch(
+    host: Host, times: float, policy: str, epochs: int, seed: int, rate: float
+) -> dict[str, float]:
+    """Train a network with layers ``times`` as wide as those of the host; see ``Host.train``."""
+    return host.train(host.build(times, seed), seed, policy, epochs, rate)
