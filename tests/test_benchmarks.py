@@ -364,9 +364,7 @@ def test_the_card_of_widen_says_what_the_ladder_of_its_suite_says() -> None:
 def test_static_networks_of_a_cost_are_between_the_sizes_beside_it() -> None:
     from widening_cost import envelope
 
-    cheap, bad, dear = (
-        [{"test": test + seed, "seconds": cost} for seed in (0.0, 2.0)]
-        for test, cost in ((10.0, 1.0), (9.0, 2.0), (20.0, 4.0))
-    )
+    pairs = (20.0, 4.0), (10.0, 1.0), (9.0, 2.0)
+    sizes = [[{"test": test + i, "seconds": cost} for i in (0.0, 2.0)] for test, cost in pairs]
     for cost, test in ((0.5, 10.0), (1.0, 10.0), (2.0, 15.0), (4.0, 20.0), (9.0, 20.0)):
-        assert envelope([dear, cheap, bad], "seconds", cost) == pytest.approx([test, test + 2.0])
+        assert envelope(sizes, "seconds", cost) == pytest.approx([test, test + 2.0])

@@ -321,8 +321,7 @@ class CrossStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         past, through = self.expand(x).chunk(2, 1)
-        joined = torch.cat([past, self.inner(through).relu()], 1)
-        return self.head(self.join(joined).relu().mean((2, 3)))
+        return self.head(self.join(torch.cat([past, self.inner(through).relu()], 1)).mean((2, 3)))
 
 
 def zero_start() -> nn.Module:

@@ -275,15 +275,8 @@ def test_a_pass_that_calls_fewer_functions_than_the_first_shifts_no_channels() -
     assert {group.name for group in groups} == {"inner.qkv", "inner.project", "one"}
 
 
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(2, 4)
-        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
-        self.two.weight = self.table.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.two(self.one(x))
+TIED = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+TIED[0].register_parameter("twin", TIED[1].weight)
 
 
 class Recurrent(nn.Module):
@@ -341,7 +334,7 @@ class Joined(nn.Module):
             Joined(lambda m, _, x: m.head(torch.cat([(y := m.three(x)).relu(), y], 1))), "three",
             "it is concatenated with itself",
         ),
-        (Tied(), "one", "shares its parameters"),
+        (TIED, "0", "shares its parameters"),
         (Joined(lambda m, _, x: m.head(m.three(m.three(x)))), "three", "takes no more channels"),
         (
             Joined(lambda m, _, x: m.head(m.three(x) * m.scale)), "three",
