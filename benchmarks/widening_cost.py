@@ -7,11 +7,14 @@ the best figure for a cost, interpolated over its logarithm.
 import math
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 from reporting import kept, made_on, table
 from widening_hosts import EPOCHS, GROWN, HOSTS, Host, best_rate, from_scratch
+
+from esper.karn.intervals import interval
+from esper_lab.ladder_steps import points_text
 
 TUNING, SEEDS = range(100, 104), range(8)
 COSTS = {"operations": "operations", "seconds": "processor time"}
@@ -48,11 +51,10 @@ def envelope(sizes: list[list[Result]], cost: str, at: float) -> list[float]:
     return [float(np.interp(math.log(at), costs, [one["test"] for one in each])) for each in seeds]
 
 
-def interval(values: list[float], sign: str = "") -> str:
-    """Mean and 95 % interval over seeds."""
-    error = 1.96 * stdev(values) / math.sqrt(len(values))
-    low, high = fmean(values) - error, fmean(values) + error
-    return f"{fmean(values):{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+def interval_text(values: list[float], form: str = ".1f") -> str:
+    """Mean and 95 % interval over seeds (Student's t)."""
+    estimate = interval(np.array([values]))
+    return points_text((estimate.mean[0], estimate.low[0], estimate.high[0]), form)
 
 
 def cost_page(work: Path) -> list[str]:
@@ -69,14 +71,14 @@ def cost_page(work: Path) -> list[str]:
             mean = fmean(one[cost] for one in grown)
             rest = envelope(sizes, cost, mean)
             change = [one["test"] - other for one, other in zip(grown, rest, strict=True)]
-            cells += [f"{mean / base[cost]:.1f}", interval(change, "+")]
+            cells += [f"{mean / base[cost]:.1f}", interval_text(change, "+.1f")]
         summary.append((name, *cells))
         for arm, results in arms.items():
             multiples = [fmean(one[cost] for one in results) / base[cost] for cost in COSTS]
             label = "grown" if arm == "grown" else f"static, {arm} times as wide"
             rate = results[0]["rate"]
             size = fmean(one["parameters"] for one in results)
-            figure = interval([one["test"] for one in results])
+            figure = interval_text([one["test"] for one in results])
             every.append(
                 (name, label, f"{size:,.0f}", rate, figure, *(f"{m:.1f}" for m in multiples))
             )
@@ -91,7 +93,8 @@ def cost_page(work: Path) -> list[str]:
         "growing: operations of the layers in training, trials included, and processor time, with "
         "validation after every epoch. The grown network is compared with static ones that cost "
         "as much, interpolated over sizes, and with the largest where it costs more than all; "
-        "sizes that a cheaper one beats on test are left out.",
+        "sizes that a cheaper one beats on test are left out. Brackets: 95 % over seeds (Student's "
+        "t).",
         table(heads, summary),
         table(columns, every),
         f"{made_on()}.",
