@@ -18,6 +18,7 @@ from esper.kasmina.wider_layers import NewChannels, widen
 from esper.leyline.stages import Stage
 from esper.own_models import layer_growth
 from esper.own_models.best_epoch import BestEpoch
+from esper.own_models.objectives import Validation
 from grown_modules import products
 from own_modules import loader
 from wide_modules import multilayer
@@ -67,15 +68,14 @@ def deepened(module: nn.Module) -> None:
 
 
 def record(epoch: int, share: float) -> esper.EpochRecord:
-    return esper.EpochRecord(epoch, None, 1.0, share, share, None, "accuracy", 100, 0, {}, {})
+    result = Validation(1.0, share, share, None, "accuracy")
+    return esper.EpochRecord(epoch, None, result, 100, 0, {}, {})
 
 
 def worths(result: esper.GrowthResult) -> list[float]:
     """What each epoch is worth, computed by hand."""
-    return [
-        record.validation.net - 0.001 * log(record.parameters / result.host_parameters)
-        for record in result.history
-    ]
+    host = result.host_parameters
+    return [r.validation.net - 0.001 * log(r.parameters / host) for r in result.history]
 
 
 def test_what_an_epoch_is_worth_falls_with_the_price_of_its_parameters() -> None:
@@ -91,13 +91,14 @@ def test_the_best_epoch_is_handed_back_of_the_twin_as_well() -> None:
     assert best.twin is not None
     for one, two in ((last, best), (last.twin, best.twin)):
         # Training itself is the same.
-        assert [r.loss for r in one.history] == [r.loss for r in two.history]
+        assert [r.validation for r in one.history] == [r.validation for r in two.history]
         epoch = max(range(EPOCHS), key=worths(two).__getitem__)
         line = f"epoch {epoch + 1} is handed back"
         returns = any(line in text for text in two.history[-1].actions)
         assert two.validation == (two.history[epoch].validation if returns else one.validation)
         assert two.parameters == sum(p.numel() for p in two.model.parameters())
-        accuracy = [float(r.accuracy or 0) for r in (two.history[epoch], two.history[-1])]
+        ends = two.history[epoch].validation, two.history[-1].validation
+        accuracy = [float(each.accuracy or 0) for each in ends]
         # Two standard errors of a difference of shares of 256 samples, at most.
         assert returns or accuracy[0] - accuracy[1] < 2 * (0.5 / 256) ** 0.5
     assert any("is handed back" in line for line in best.history[-1].actions)

@@ -196,10 +196,9 @@ def test_the_contribution_is_the_score_with_the_seed_minus_that_without() -> Non
             without = copy.deepcopy(whole)
             grown_seeds(without)["layer1.0"].alpha.zero_()
             scores = [score(whole), score(without)]
-            assert record.contributions["layer1.0"] == pytest.approx(
-                scores[0] - scores[1], abs=1e-6
-            )
-            assert record.score == pytest.approx(scores[0])
+            contribution = pytest.approx(scores[0] - scores[1], abs=1e-6)
+            assert record.contributions["layer1.0"] == contribution
+            assert record.validation.score == pytest.approx(scores[0])
     assert record.contributions
 
 
@@ -294,8 +293,8 @@ def test_losses_count_as_scores_where_lower_is_better() -> None:
     options = {"policy": "never", "higher_is_better": False, "report": None}
     growth = Growth(model, sgd(model), **options)
     records = [growth.step(next(values)) for _ in range(3)]
-    assert [r.score for r in records] == [0.0, 0.5, 0.75]
-    assert [r.loss for r in records] == [2.0, 1.0, 0.5]
+    results = [(r.validation.loss, r.validation.score) for r in records]
+    assert results == [(2.0, 0.0), (1.0, 0.5), (0.5, 0.75)]
 
 
 REFUSED = {

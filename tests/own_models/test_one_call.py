@@ -211,7 +211,7 @@ def test_seeds_grow_beside_a_network_that_is_frozen_as_a_whole() -> None:
     result = grown(model, price=0.0, epochs=24)
     assert result.seeds
     assert not torch.equal(result.model.eval()(x), outputs)
-    assert result.validation.loss < result.history[0].loss
+    assert result.validation.loss < result.history[0].validation.loss
     plain = esper.strip(result.model)
     assert all(torch.equal(value, before[name]) for name, value in plain.state_dict().items())
     assert torch.equal(plain.eval()(x), outputs)
@@ -276,10 +276,9 @@ def test_dicts_go_in_and_come_out() -> None:
     batches = [{"tokens": text[:, :-1], "labels": text[:, 1:]}]
     result = quietly_grown(OwnLoss(), batches, batches, loss="model", epochs=10)
     assert germinated(result)
-    assert result.validation.score == pytest.approx(
-        1.0 - result.validation.loss / (result.history[0].loss / (1.0 - result.history[0].score)),
-        rel=1e-3,
-    )
+    first, last = result.history[0].validation, result.validation
+    score = 1.0 - last.loss / (first.loss / (1.0 - first.score))
+    assert last.score == pytest.approx(score, rel=1e-3)
 
 
 @pytest.mark.parametrize("policy", ["never", "heuristic", "rule"])
@@ -293,7 +292,7 @@ def test_losses_may_lie_below_0(policy: str) -> None:
 
     data = loader(x, y)
     result = quietly_grown(perceptron(), data, data, loss=likelihood, policy=policy)
-    first, last = result.history[0], result.history[-1]
+    first, last = (result.history[i].validation for i in (0, -1))
     assert first.loss < 0.0
     assert last.loss < first.loss
     assert 0.0 <= first.score < last.score < 1.0

@@ -154,8 +154,9 @@ def test_a_loss_is_scored_on_the_same_scale_for_both_and_on_test() -> None:
     assert result.twin is not None
     for each in (result, result.twin):
         assert each.test is not None
-        shares = [(1.0 - v.score) / v.loss for v in (each.validation, each.test)]
-        assert shares == pytest.approx([(1 - result.history[0].score) / result.history[0].loss] * 2)
+        validations = result.history[0].validation, each.validation, each.test
+        shares = [(1.0 - v.score) / v.loss for v in validations]
+        assert shares == pytest.approx(shares[:1] * 3)
 
 
 def test_a_checkpoint_of_another_call_is_refused_in_one_line(tmp_path: Path) -> None:

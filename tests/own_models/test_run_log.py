@@ -28,7 +28,7 @@ def assert_tells(growth: Growth, result: esper.GrowthResult) -> None:
         assert list(curve) == [record.epoch for record in one.history]
         for event, record in zip(curve.values(), one.history, strict=True):
             assert event.figure == record.validation.figure
-            assert event.loss == record.loss
+            assert event.loss == record.validation.loss
             assert event.parameters == record.parameters
             assert event.actions == record.actions
     assert growth.start.parameters == result.host_parameters
@@ -63,7 +63,7 @@ def test_the_run_directory_tells_what_the_result_tells(tmp_path: Path) -> None:
     scalars = accumulator.EventAccumulator(str(tmp_path / "mine" / "tensorboard")).Reload()
     for name, each in (("grown/accuracy", result), ("twin/accuracy", result.twin)):
         curve = [(point.step, point.value) for point in scalars.Scalars(name)]
-        expected = [(record.epoch, record.accuracy) for record in each.history]
+        expected = [(record.epoch, record.validation.accuracy) for record in each.history]
         assert curve == [(epoch, pytest.approx(value)) for epoch, value in expected]
 
 

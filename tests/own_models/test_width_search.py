@@ -263,7 +263,7 @@ def test_what_does_harm_is_taken_back_to_the_bit(
     assert not refused.copies
     state = never.model.state_dict()
     assert all(torch.equal(v, state[n]) for n, v in refused.model.state_dict().items())
-    assert [r.loss for r in refused.history] == [r.loss for r in never.history]
+    assert [r.validation for r in refused.history] == [r.validation for r in never.history]
 
 
 @pytest.mark.parametrize("policy", ["widen", "deepen"])
@@ -292,7 +292,7 @@ def test_what_a_trial_learned_is_kept_or_learned_again_in_the_same_bits(
     assert all(("for a slow start" in line) == (policy == "deepen") for line in lines)
     state = results[0].model.state_dict()
     for result in results[1:]:
-        assert [r.loss for r in result.history] == [r.loss for r in results[0].history]
+        assert [r.validation for r in result.history] == [r.validation for r in results[0].history]
         assert [r.train_loss for r in result.history] == [r.train_loss for r in results[0].history]
         assert all(torch.equal(v, state[n]) for n, v in result.model.state_dict().items())
 

@@ -1,7 +1,6 @@
 """Growth: the controller that grows a module within a training loop of the user's own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,11 +160,20 @@ class Growth:
                 self._begin(*self._called_with())
             assert self._lifecycle is not None
             outcome = self._lifecycle.after_epoch(validation, train_loss, len(self.history) + 1)
-        record = replace(self._record(outcome, train_loss), old_data=old_data)
-        if not isfinite(record.score) and all(isfinite(r.score) for r in self.history):
+        lives = self._lifecycle
+        record = EpochRecord(
+            epoch=len(self.history) + 1,
+            train_loss=None if train_loss is None else float(train_loss),
+            validation=outcome.validation, parameters=parameter_count(self.model),
+            added=0 if lives is None else lives.acting_parameters,
+            stages={} if lives is None else lives.stages,
+            contributions=outcome.contributions, actions=outcome.actions, old_data=old_data,
+        )  # fmt: skip
+        score = record.validation.score
+        if not isfinite(score) and all(isfinite(r.validation.score) for r in self.history):
             self._say(
-                f"warning: the validation score is {record.score}; no seed can be measured until "
-                "it is finite"
+                f"warning: the validation score is {score}; no seed can be measured until it is "
+                "finite"
             )
         self.history.append(record)
         self._say(record.line(self.options.epochs))
@@ -334,16 +342,6 @@ class Growth:
         value = float(score)
         score = as_score(value, self.options.higher_is_better, self._scale)
         return Validation(max(1.0 - value, 0.0) if self.options.higher_is_better else value, score)
-
-    def _record(self, outcome: EpochOutcome, train_loss: float | None) -> EpochRecord:
-        return EpochRecord(
-            epoch=len(self.history) + 1,
-            train_loss=None if train_loss is None else float(train_loss),
-            **asdict(outcome.validation), parameters=parameter_count(self.model),
-            added=0 if self._lifecycle is None else self._lifecycle.acting_parameters,
-            stages={} if self._lifecycle is None else self._lifecycle.stages,
-            contributions=outcome.contributions, actions=outcome.actions,
-        )  # fmt: skip
 
     def _say(self, message: str) -> None:
         if self.report is not None:

@@ -42,9 +42,10 @@ def draw(history: Sequence[EpochRecord], path: str | Path | None = None) -> "Fig
     curves, sizes, bands = figure.subplots(
         3, sharex=True, height_ratios=(3, 1.5, max(0.4, 0.35 * len(slots)))
     )
-    if history[0].accuracy is not None:
-        curves.plot(epochs, [record.accuracy for record in history], label="accuracy")
-    curves.plot(epochs, [record.score for record in history], label="score")
+    results = [record.validation for record in history]
+    if results[0].accuracy is not None:
+        curves.plot(epochs, [each.accuracy for each in results], label="accuracy")
+    curves.plot(epochs, [each.score for each in results], label="score")
     curves.set_ylabel("on validation")
     curves.legend(loc="lower right")
     sizes.plot(epochs, [record.parameters for record in history], drawstyle="steps-post")

@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.leyline.stages import Stage
 from esper.own_models.attachment import grown_seeds
-from esper.own_models.objectives import Unit, Validation
+from esper.own_models.objectives import Validation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,11 +39,7 @@ class EpochRecord:
     Attributes:
         epoch: number of the epoch, from 1.
         train_loss: mean training loss; None if the training loop did not report it.
-        loss: validation loss.
-        score: validation score, at most 1; see ``own_models.objectives``.
-        accuracy: validation accuracy; None without classes.
-        metric: value of the user's metric; None without one.
-        unit: see ``own_models.objectives.Validation``.
+        validation: validation after the epoch.
         parameters: parameters of the module and of all its seeds.
         added: parameters of the seeds that act on the output.
         stages: stage of each slot after the epoch's action, by slot.
@@ -54,11 +50,7 @@ class EpochRecord:
 
     epoch: int
     train_loss: float | None
-    loss: float
-    score: float
-    accuracy: float | None
-    metric: float | None
-    unit: Unit
+    validation: Validation
     parameters: int
     added: int
     stages: dict[str, Stage]
@@ -66,17 +58,12 @@ class EpochRecord:
     actions: list[str] = field(default_factory=list)
     old_data: Validation | None = None
 
-    @property
-    def validation(self) -> Validation:
-        """The validation after the epoch."""
-        return Validation(self.loss, self.score, self.accuracy, self.metric, self.unit)
-
     def line(self, epochs: int) -> str:
         """The record in one line."""
-        figure = self.validation.shown()
+        result = self.validation
         train = "" if self.train_loss is None else f"train {self.train_loss:.4f}  "
-        loss = "" if self.unit == "loss" else f"loss {self.loss:.4f}  "
-        text = f"epoch {self.epoch:>3}/{epochs}  {train}{loss}{figure}"
+        loss = "" if result.unit == "loss" else f"loss {result.loss:.4f}  "
+        text = f"epoch {self.epoch:>3}/{epochs}  {train}{loss}{result.shown()}"
         text = f"{text}  {self.parameters:,} parameters"
         if self.old_data is not None:
             text = f"{text}  old data {self.old_data.shown()}"

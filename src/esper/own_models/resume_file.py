@@ -9,7 +9,7 @@ import torch
 from esper.leyline.disk import read_sealed, replace_sealed
 from esper.leyline.errors import UsageError
 
-FORMAT = 1
+FORMAT = 2
 """Version of what the file holds."""
 ENTRIES = {"settings", "initial", "begun", "now", "scale", "random", "variants"}
 """What it holds beside the format."""

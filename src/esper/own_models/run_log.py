@@ -72,9 +72,10 @@ class RunLog:
 
     def epoch(self, variant: str, attempt: int, record: EpochRecord) -> None:
         """Write an epoch of a variant; it is on the disk soon after, for those who watch."""
+        result = record.validation
         event = GrowthEpochCompleted(
             time=time.time(), variant=variant, attempt=attempt, epoch=record.epoch,
-            unit=record.unit, figure=number(record.validation.figure), loss=number(record.loss),
+            unit=result.unit, figure=number(result.figure), loss=number(result.loss),
             train_loss=None if record.train_loss is None else number(record.train_loss),
             parameters=record.parameters,
             stages={slot: stage.name for slot, stage in record.stages.items()},

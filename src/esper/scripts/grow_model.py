@@ -198,7 +198,9 @@ def _check_finite(result: GrowthResult) -> None:
     """
     if isfinite(result.validation.loss):
         return
-    divergent_epochs = [record.epoch for record in result.history if not isfinite(record.loss)]
+    divergent_epochs = [
+        record.epoch for record in result.history if not isfinite(record.validation.loss)
+    ]
     when = f"from epoch {divergent_epochs[0]} on" if divergent_epochs else "after the last epoch"
     raise Divergence(
         f"lr: the validation loss is {result.validation.loss} {when}, so nothing was written; "
