@@ -8,20 +8,20 @@ on validation where it is better than the last by more than noise. Figures are t
 in percent.
 """
 
-import math
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import tiny_growth
 import torch
 from reporting import kept, made_on, new_parser, publish, table
 from torch import nn
-from widening_cost import cost_page
+from widening_cost import cost_page, interval_text
 from widening_hosts import (
     BATCH,
     EPOCHS,
@@ -41,6 +41,7 @@ from widening_hosts import (
 )
 
 import esper
+from esper.karn.intervals import interval
 from esper.kasmina import wider_layers
 from esper.own_models import layer_growth, width_search
 
@@ -49,7 +50,6 @@ SWEEP = (1, 2, 4, 6)
 EXTRA = (3, 6, 12, 24)
 SHARES = {"mild": 0.6, "shrunk": 0.3}
 """Of its weights that a trained network keeps before it grows, by arm."""
-Z = 1.96
 
 
 def fresh(host: Host, factor: float) -> dict[str, list[dict[str, float]]]:
@@ -177,8 +177,9 @@ def moment(host: Host) -> list[list[Any]]:
 
 
 def mean(values: list[float]) -> str:
-    """Mean and 95 % interval over seeds."""
-    return f"{fmean(values):.1f} ± {Z * stdev(values) / math.sqrt(len(values)):.1f}"
+    """Mean and 95 % interval over seeds (Student's t)."""
+    estimate = interval(np.array([values]))
+    return f"{estimate.mean[0]:.1f} ± {(estimate.high[0] - estimate.low[0]) / 2:.1f}"
 
 
 def of(results: list[dict[str, float]]) -> list[float]:
@@ -188,9 +189,7 @@ def of(results: list[dict[str, float]]) -> list[float]:
 
 def difference(one: list[dict[str, float]], two: list[dict[str, float]]) -> str:
     """Paired difference with its 95 % interval over seeds."""
-    values = [a - b for a, b in zip(of(one), of(two), strict=True)]
-    error = Z * stdev(values) / math.sqrt(len(values))
-    return f"{fmean(values):+.1f} [{fmean(values) - error:+.1f}, {fmean(values) + error:+.1f}]"
+    return interval_text([a - b for a, b in zip(of(one), of(two), strict=True)], "+.1f")
 
 
 def fresh_page(work: Path) -> list[str]:
@@ -218,8 +217,7 @@ def fresh_page(work: Path) -> list[str]:
         f"## From the start\n\n{EPOCHS} epochs, ten seeds. *Static* has from the start the size "
         "that the grown network ends with, which is also the one that the rule would choose "
         "beforehand. *Best of four* trains widths of 1, 2, 4 and 6 times for "
-        f"{EPOCHS // len(SWEEP)} epochs each, and keeps the best on validation. ± and brackets: 95 "
-        "% over seeds.",
+        f"{EPOCHS // len(SWEEP)} epochs each, and keeps the best on validation.",
         table(heads, rows),
     ]
 
@@ -350,7 +348,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     paragraphs = [text for name in arguments.parts for text in PARTS[name](arguments.work)]
-    parts = ("Test accuracy or R² in percent.", *paragraphs, f"{made_on()}.")
+    figures = "Test accuracy or R² in percent; intervals are 95 % over seeds (Student's t)."
+    parts = (figures, *paragraphs, f"{made_on()}.")
     publish("widening", "Widening in mid-training", parts, arguments.write)
 
 
