@@ -151,7 +151,7 @@ def _train_one(
     if not is_run(run):
         raise UsageError(f"name: {run} is in the way and no run; remove it")
     info, rounds = inspect(run), run_config.world.rounds
-    # Of a run whose checkpoints found no room on the disk, nothing is left of what was learned.
+    # Of a run whose checkpoints were removed, nothing is left of what was learned.
     is_saved = policy not in algorithms() or latest_round(run) >= rounds
     if info.status == "finished" and info.rounds_done >= rounds and is_saved:
         print(f"{run} is finished")

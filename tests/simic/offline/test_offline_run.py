@@ -331,7 +331,7 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_the_run_fails(
 
     monkeypatch.setattr(run_process, "save", save)
     run = learned(recorded, tmp_path, held_out=0.0, epochs=1)
-    assert (run.status, run.exit_code) == ("finished", 1)
+    assert (run.status, run.exit_code) == ("failed", 1)
     said = capsys.readouterr().err
     assert "epoch 1 was not saved (No space left on device)" in said
 

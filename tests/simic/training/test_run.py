@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import esper
+from esper.karn.runs import inspect
 from esper.karn.store import read_events
 from esper.leyline import disk
 from esper.leyline.actions import HEADS
@@ -205,7 +206,7 @@ def out_of_room(*_: object, **__: object) -> None:
 def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
     tmp_path: Path, failing: tuple[int, ...], code: int, monkeypatch, capsys
 ) -> None:
-    """The exit status is 1 only if the last round cannot be saved."""
+    """The run fails only if the last round cannot be saved, and then it can be resumed."""
     original = checkpoint.write_synced
 
     def write(path: Path, content: bytes) -> None:
@@ -215,7 +216,9 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "write_synced", write)
         summary = train_ppo_vectorized(tiny(tmp_path, rounds=3, keep_checkpoints=1))
-    assert (summary.status, summary.exit_code, len(summary.rounds)) == ("finished", code, 3)
+    status, run = ("finished", "failed")[code], inspect(summary.path)
+    assert (summary.status, summary.exit_code, len(summary.rounds)) == (status, code, 3)
+    assert (run.status, run.resume is not None) == (status, failing == (3,))
     assert capsys.readouterr().err.splitlines() == [
         f"warning: checkpoint: round {number} was not saved (No space left on device); "
         + ("there is no earlier one" if 1 in failing else "earlier checkpoints stay")
@@ -223,8 +226,7 @@ def test_a_full_disk_loses_a_checkpoint_but_not_the_run(
     ]
     saved = [number for number in (1, 2, 3) if number not in failing]
     assert [event.round for event in read_events(summary.path, CheckpointSaved)] == saved
-    if saved:
-        assert load_latest(summary.path).round == saved[-1]
+    assert not saved or load_latest(summary.path).round == saved[-1]
 
 
 def test_a_full_disk_loses_events_but_not_the_run(

@@ -116,7 +116,8 @@ class OfflineSession(RunProcess):
                         break
             except StopRequest:
                 self.interrupt()
-            self.code = self.code or int(self.save_failure)
+            if self.save_failure and not self.code:
+                self.status, self.code = "failed", 1
         return summaries
 
     def _start(self) -> TrainingStarted:
