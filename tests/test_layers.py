@@ -21,7 +21,7 @@ ALLOWED = {
     "nissa": {"leyline", "nissa"},
     "karn": {"leyline", "karn"},
 }
-FACE = {"kasmina", "own_models", "simic"}
+FACE = {"kasmina", "leyline", "own_models", "simic"}
 """What ``esper/__init__.py`` may offer under the name of the package; it imports it late."""
 ALLOWED["simic"] |= {"nissa"}
 ALLOWED["own_models"] |= {"nissa"}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.kasmina.shrinking import shrink_and_perturb
+    from esper.leyline.errors import UsageError
     from esper.own_models import (
         Enlargement,
         EpochRecord,
@@ -35,6 +36,7 @@ __all__ = [
     "Growth",
     "GrowthResult",
     "Slot",
+    "UsageError",
     "Validation",
     "__version__",
     "check",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "UsageError": "esper.leyline.errors",
     "load_policy": "esper.simic.tools.gym_policy",
     "register_envs": "esper.simic.gym.registration",
     "shrink_and_perturb": "esper.kasmina.shrinking",

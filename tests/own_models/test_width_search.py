@@ -210,6 +210,20 @@ def test_statistics_of_new_channels_behind_a_concatenation_are_theirs() -> None:
     torch.testing.assert_close(entries["norm.running_mean"], mean)
 
 
+class Noisy(nn.Module):
+    """Draws in each pass, as a variational autoencoder does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+@pytest.mark.parametrize("change", [esper.widen, esper.deepen])
+def test_what_a_module_draws_refuses_no_layer_and_no_block(change: Any) -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 8), Noisy(), *residual()[1:])
+    before, after = change(model, loader(*numbers(32, 0))).parameters
+    assert after > before
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -131,15 +131,14 @@ class LayerGrowth:
         inputs = batches[0][0]
         with evaluating(self.model):
             before = call(self.model, inputs)
-            changes = []
-            # From the end, so that the places before stay what they are.
-            for each in sorted(plan, key=lambda repeat: -repeat.index):
-                place = each.container, each.index
-                changes.append(
-                    deepen(self.model, *place, each.zeros, training.optimizer, *self.optimizers)
-                )
-                changes += [deepen(x, *place, each.zeros) for x in self.averages]
-                self.copies.append(place)
+        changes, optimizers = [], (training.optimizer, *self.optimizers)
+        # From the end, so that the places before stay what they are.
+        for each in sorted(plan, key=lambda repeat: -repeat.index):
+            place = each.container, each.index
+            changes.append(deepen(self.model, *place, each.zeros, *optimizers))
+            changes += [deepen(x, *place, each.zeros) for x in self.averages]
+            self.copies.append(place)
+        with evaluating(self.model):
             after = call(self.model, inputs)
         if not self.agree(equal(before, after)):
             for change in reversed(changes):
@@ -221,7 +220,8 @@ class LayerGrowth:
         trial = copy.deepcopy(self.model)
         with evaluating(trial):
             before = call(trial, inputs)
-            widen(trial, group, new)
+        widen(trial, group, new)
+        with evaluating(trial):
             after = call(trial, inputs)
         return "" if equal(before, after) else "its output would change"
 

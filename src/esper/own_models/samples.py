@@ -220,13 +220,14 @@ def half_or_all(
 
     def run(half: bool) -> Any:
         nonlocal halves
-        if half and halves:
-            half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
-            try:
-                return model(*half_args, **half_kwargs)
-            except Exception:
-                halves = False  # what is wrong with all samples, the next line raises
-        return model(*args, **kwargs)
+        with random_state_kept():  # what a module draws is the same in each pass
+            if half and halves:
+                half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
+                try:
+                    return model(*half_args, **half_kwargs)
+                except Exception:
+                    halves = False  # what is wrong with all samples, the next line raises
+            return model(*args, **kwargs)
 
     return run
 

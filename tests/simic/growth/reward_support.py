@@ -126,31 +126,16 @@ def play(world: World, choose: Choose) -> list[RewardInputs]:
         size = torch.where(after.living | state.living, parameters[acted.blueprint], 0)
         counted = after.stage == Stage.FOSSILISED if last else after.acting
         added = torch.where(counted, size, 0).sum(1)
-        episode.append(
-            RewardInputs(
-                step=now,
-                episode_length=length,
-                last=last,
-                op=torch.where(success, actions[:, 0], Op.WAIT),
-                slot=actions[:, 1],
-                before=state,
-                after=after,
-                contribution=contribution,
-                accuracy=world.accuracy[now],
-                initial_accuracy=world.accuracy[0],
-                birth_accuracy=birth,
-                score=world.score[now],
-                twin_score=world.twin[now],
-                previous_gain=gain,
-                host_parameters=world.host_parameters,
-                seed_parameters=size,
-                added_parameters=added,
-                price=world.price,
-                credit=credit,
-                loss=4.0 * (1.0 - world.accuracy[now]),
-                previous_loss=4.0 * (1.0 - world.accuracy[t]),
-            )
-        )
+        inputs = RewardInputs(
+            step=now, episode_length=length, last=last,
+            op=torch.where(success, actions[:, 0], Op.WAIT), slot=actions[:, 1],
+            before=state, after=after, contribution=contribution, accuracy=world.accuracy[now],
+            initial_accuracy=world.accuracy[0], birth_accuracy=birth, score=world.score[now],
+            twin_score=world.twin[now], previous_gain=gain, host_parameters=world.host_parameters,
+            seed_parameters=size, added_parameters=added, price=world.price, credit=credit,
+            loss=4.0 * (1.0 - world.accuracy[now]), previous_loss=4.0 * (1.0 - world.accuracy[t]),
+        )  # fmt: skip
+        episode.append(inputs)
         credit = escrow_credit(episode[-1])
         worth = utility(world.score[now], added, world.host_parameters, world.price)
         gain = worth - world.twin[now]
