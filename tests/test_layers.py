@@ -92,18 +92,13 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_imports_are_found_in_every_spelling(tmp_path, monkeypatch) -> None:
-    source = "\n".join(
-        [
-            "import esper.kasmina.rng",
-            "from esper.tolaria import engine",
-            "from esper import karn as reader",
-            "from ..nissa import hub",
-            "from ...simic.ppo import PPOAgent",
-            "def late():",
-            "    from .. import tamiyo",
-            "import torch, essay.scripts",
-        ]
-    )
+    lines = [
+        "import esper.kasmina.rng", "from esper.tolaria import engine",
+        "from esper import karn as reader", "from ..nissa import hub",
+        "from ...simic.ppo import PPOAgent", "def late():", "    from .. import tamiyo",
+        "import torch, essay.scripts",
+    ]  # fmt: skip
+    source = "\n".join(lines)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     deep, shallow = tmp_path / "a" / "b" / "deep.py", tmp_path / "a" / "shallow.py"
     deep.parent.mkdir(parents=True)

@@ -61,19 +61,12 @@ CASES = {
 }
 
 ALWAYS = [
-    ("G2", {"stage_age": 2}),
-    ("G2", {"health": 0.69}),
-    ("G2", {"health": NAN}),
-    ("G2", {"exploding": True}),
-    ("G3", {"alpha": 0.99}),
-    ("G3", {"ramp_target": 0.7}),
-    ("G3", {"ramp_mode": AlphaMode.UP}),
-    ("G3", {"ramp_mode": AlphaMode.DOWN}),
-    ("G5", {"contribution": NAN}),
-    ("G5", {"health": 0.69}),
-    ("G5", {"health": NAN}),
+    ("G2", {"stage_age": 2}), ("G2", {"health": 0.69}), ("G2", {"health": NAN}),
+    ("G2", {"exploding": True}), ("G3", {"alpha": 0.99}), ("G3", {"ramp_target": 0.7}),
+    ("G3", {"ramp_mode": AlphaMode.UP}), ("G3", {"ramp_mode": AlphaMode.DOWN}),
+    ("G5", {"contribution": NAN}), ("G5", {"health": 0.69}), ("G5", {"health": NAN}),
     ("G5", {"exploding": True}),
-]
+]  # fmt: skip
 """Changes that close a gate under any rules."""
 STRICT = [
     ("G2", {"improvement": 0.0049}),

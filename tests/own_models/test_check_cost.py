@@ -89,6 +89,6 @@ def test_a_pass_that_other_work_slowed_down_does_not_count(monkeypatch) -> None:
 
     monkeypatch.setattr(step_cost, "step_cost", measured)
     monkeypatch.setattr(step_cost, "SECONDS", 0.0)
-    x, y = images(4)
+    x, y = images(64)
     cost = step_cost.predicted_cost(ResidualNet(), x, y, objective("cross_entropy"), 64)
     assert cost == Cost(6400.0, 1.0 + 0.5 * 62)

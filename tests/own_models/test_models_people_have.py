@@ -200,3 +200,24 @@ def test_a_batch_sampler_keeps_its_order() -> None:
 
     one, two = trained(True), trained(False)
     assert all(torch.equal(x, two[name]) for name, x in one.items())
+
+
+class GraphNet(nn.Sequential):
+    """Two graph convolutions (Kipf and Welling, 2017) on the nodes of one graph."""
+
+    def forward(self, x: Tensor, adjacency: Tensor) -> Tensor:
+        return self[1](adjacency @ self[0](adjacency @ x).relu())
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_graph_whose_nodes_belong_together_is_not_cut(is_sparse: bool) -> None:
+    torch.manual_seed(0)
+    x, adjacency = torch.randn(20, 8), (torch.rand(20, 20) < 0.2).float()
+    y = (adjacency @ x)[:, :3].argmax(1)
+    data = [((x, adjacency.to_sparse() if is_sparse else adjacency), y)] * 2
+    model = GraphNet(nn.Linear(8, 4), nn.Linear(4, 3))
+    report = esper.check(model, data, progress=False)
+    assert (report.ok, report.widths["0"][0], report.step.seconds > 0.0) == (True, 4, True)
+    assert quietly_grown(copy.deepcopy(model), data, data, policy="widen", epochs=4).widths
+    history = quietly_grown(model, data, data, policy="rule", epochs=4).history
+    assert any("germinates" in line for record in history for line in record.actions)

@@ -25,6 +25,7 @@ from esper.own_models.new_units import BATCHES, propose
 from esper.own_models.objectives import autocast
 from esper.own_models.options import GrowOptions
 from esper.own_models.samples import (
+    SAMPLES,
     as_arguments,
     buffers_kept,
     call,
@@ -32,7 +33,7 @@ from esper.own_models.samples import (
     first_samples,
     half_or_all,
     random_state_kept,
-    sample_count,
+    separable_count,
     to_device,
 )
 from esper.own_models.training_loop import Training
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 MOST_BLOCKS = 6
 """Blocks up to which a stack becomes twice as deep."""
-SAMPLES = 4
-"""Samples of the recorded forward pass, whose activations stay in memory."""
 
 Structure = TypeVar("Structure")
 Batches = list[tuple[Any, Any]]
@@ -154,7 +153,8 @@ class LayerGrowth:
     def _structure(self, batches: Batches, search: Callable[..., Structure]) -> Structure:
         """What a search finds in the module by its forward pass on a few samples."""
         inputs = batches[0][0]
-        args, kwargs = as_arguments(first_samples(inputs, SAMPLES, sample_count(inputs)))
+        count = separable_count(self.model, inputs)
+        args, kwargs = as_arguments(first_samples(inputs, SAMPLES, count))
         with evaluating(self.model), buffers_kept(self.model):
             run = half_or_all(self.model, args, kwargs)
             return search(self.model, lambda: run(False))

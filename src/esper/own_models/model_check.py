@@ -21,6 +21,7 @@ from esper.own_models.growth_result import price_of
 from esper.own_models.objectives import Loss, Objective, class_logits, objective
 from esper.own_models.options import PRICE, check_loaders, check_model, loss_problem
 from esper.own_models.samples import (
+    SAMPLES,
     Unpack,
     as_arguments,
     buffers_kept,
@@ -28,15 +29,16 @@ from esper.own_models.samples import (
     evaluating,
     first_batch,
     first_samples,
+    float_tensors,
     half_or_all,
     length,
     modes_kept,
     random_state_kept,
     sample_count,
+    separable_count,
 )
 from esper.own_models.slot_search import find_slots
 from esper.own_models.step_cost import (
-    MORE,
     Cost,
     PolicyPrice,
     duration,
@@ -175,7 +177,7 @@ def check(
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
     inputs, target = samples.to_device(unpack(first_batch(loader, "loader")), example.device)
-    count = sample_count(inputs)
+    count = separable_count(model, inputs)
     report = CheckReport(
         type(model).__name__, parameters=parameter_count(model), batch=count, epochs=epochs
     )
@@ -183,7 +185,7 @@ def check(
         name: size(each) for name, each in {"train": loader, **(held_back or {})}.items()
     }
     report.target = kind(target)
-    batch, some = first_samples(inputs, MORE, count), first_samples(target, MORE, count)
+    batch, some = first_samples(inputs, SAMPLES, count), first_samples(target, SAMPLES, count)
     with modes_kept(model), buffers_kept(model):
         _check_forward(model, batch, some, goal, report)
         if report.ok:
@@ -256,7 +258,7 @@ def _measure(
         report.memory_with_seeds = parameter_bytes(model) + report.step_with_seeds.activations
     finally:
         strip(model)
-    batch, some = (first_samples(x, MORE, report.batch) for x in (inputs, target))
+    batch, some = (first_samples(x, SAMPLES, report.batch) for x in (inputs, target))
     parameters = [p for p in model.parameters() if p.requires_grad]
     passes = []
     with random_state_kept(), buffers_kept(model):
@@ -303,8 +305,8 @@ def _read_data(
             inputs, target = unpack(batch)
             read += 1
             sizes.add(sample_count(inputs))
-            fine = all(_finite(x) or _masks(x) for x in _floats(inputs))
-            bad += not (fine and all(map(_finite, _floats(target))))
+            fine = all(_finite(x) or _masks(x) for x in float_tensors(inputs))
+            bad += not (fine and all(map(_finite, float_tensors(target))))
             if goal.classes and isinstance(target, Tensor) and not target.is_floating_point():
                 labels, numbers = target.unique(return_counts=True)
                 for label, number in zip(labels.tolist(), numbers.tolist(), strict=True):
@@ -367,12 +369,3 @@ def _masks(x: Tensor) -> bool:
     """Whether it is an additive attention mask: 0, and -inf where nothing is attended to."""
     zero = x == 0
     return bool(zero.any()) and bool((zero | x.isneginf()).all())
-
-
-def _floats(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    parts = value.values() if isinstance(value, Mapping) else value
-    if not isinstance(value, Mapping | tuple | list):
-        return []
-    return [x for part in parts for x in _floats(part)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from esper.kasmina.nested import map_leaves
+from esper.kasmina.nested import map_leaves, tensors
 from esper.leyline.errors import UsageError
 
 TARGETS = ("labels", "label", "targets", "target", "y")
@@ -155,6 +155,14 @@ def first_samples(value: Any, count: int, total: int) -> Any:
     return map_leaves(value, cut, cut_packed)
 
 
+def float_tensors(value: Any) -> list[Tensor]:
+    """The floating-point tensors in inputs or targets; of a sparse one what it holds."""
+    every = (x for x in tensors(value) if x.is_floating_point())
+    return [
+        x if x.layout == torch.strided else x.to_sparse_coo().coalesce().values() for x in every
+    ]
+
+
 def check_finite(name: str, loader: Iterable[Any], unpack: Unpack) -> None:
     """Refuse data in which a number is missing; reads the loader once.
 
@@ -162,20 +170,14 @@ def check_finite(name: str, loader: Iterable[Any], unpack: Unpack) -> None:
         UsageError: a batch has NaN or infinite numbers.
     """
 
-    def check(number: int, part: str) -> Callable[[Tensor], None]:
-        def look(x: Tensor) -> None:
-            if x.is_floating_point() and not bool(x.isfinite().all()):
-                raise UsageError(
-                    f"{name}: the {part} of batch {number} have NaN or infinite numbers; "
-                    "remove or replace these samples"
-                )
-
-        return look
-
     with random_state_kept(loader):
         for number, batch in enumerate(loader, 1):
             for part, values in zip(("inputs", "targets"), unpack(batch), strict=True):
-                map_leaves(values, check(number, part))
+                if not all(bool(x.isfinite().all()) for x in float_tensors(values)):
+                    raise UsageError(
+                        f"{name}: the {part} of batch {number} have NaN or infinite numbers; "
+                        "remove or replace these samples"
+                    )
 
 
 def length(data: Any) -> int | None:
@@ -207,6 +209,21 @@ def _count(value: Any) -> int | None:
     return next((n for n in map(_count, parts) if n is not None), None)
 
 
+SAMPLES = 4
+"""Samples of passes that look at a module; BatchNorm needs two."""
+
+
+def separable_count(model: nn.Module, inputs: Any) -> int:
+    """``sample_count``, but 1 if they belong together, as the nodes of a graph do."""
+    count = sample_count(inputs)
+    with evaluating(model), buffers_kept(model):
+        try:
+            call(model, first_samples(inputs, SAMPLES, count))
+        except Exception:
+            return 1  # what is wrong with all samples, the next pass raises
+    return count
+
+
 def half_or_all(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[bool], Any]:
@@ -222,8 +239,8 @@ def half_or_all(
         nonlocal halves
         with random_state_kept():  # what a module draws is the same in each pass
             if half and halves:
-                half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
                 try:
+                    half_args, half_kwargs = first_samples((args, kwargs), count // 2, count)
                     return model(*half_args, **half_kwargs)
                 except Exception:
                     halves = False  # what is wrong with all samples, the next line raises

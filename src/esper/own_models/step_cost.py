@@ -14,17 +14,9 @@ from torch import Tensor, nn
 
 from esper.leyline.config import WorldConfig
 from esper.own_models.objectives import Objective
-from esper.own_models.samples import (
-    buffers_kept,
-    call,
-    first_samples,
-    random_state_kept,
-    sample_count,
-)
+from esper.own_models.samples import SAMPLES, buffers_kept, call, first_samples, random_state_kept
 from esper.runtime.tasks import Task
 
-FEWEST, MORE = 2, 4
-"""Samples of the two batches; BatchNorm needs two."""
 REPEATS, MAX_REPEATS, SECONDS = 3, 15, 1.5
 """Minimum and maximum number of steps of each batch, and seconds after which no more are taken.
 The fastest counts: a difference of small batches is scaled to a whole one, and noise with it."""
@@ -60,16 +52,15 @@ def predicted_cost(
 
     Args:
         model: the module, in training mode.
-        inputs: a whole batch of its inputs; at most ``MORE`` of its samples are used.
+        inputs: a whole batch of its inputs; at most ``SAMPLES`` of its samples are used.
         target: the targets.
         objective: the loss.
-        samples: number of samples to predict.
+        samples: their number.
     """
-    fewest, more = min(FEWEST, samples), min(MORE, samples)
-    total = sample_count(inputs)
+    fewest, more = min(2, samples), min(SAMPLES, samples)
 
     def step(count: int) -> Cost:
-        some = first_samples(inputs, count, total), first_samples(target, count, total)
+        some = first_samples(inputs, count, samples), first_samples(target, count, samples)
         return step_cost(model, *some, objective)
 
     # The first step allocates and chooses algorithms.
@@ -88,9 +79,8 @@ def step_cost(model: nn.Module, inputs: Any, target: Any, objective: Objective) 
     parameters_at = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def note(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in parameters_at:
-            storages[storage.data_ptr()] = storage.nbytes()
+        if x.layout == torch.strided and x.untyped_storage().data_ptr() not in parameters_at:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
     begun = perf_counter()
