@@ -324,6 +324,20 @@ class CrossStage(nn.Module):
         return self.head(self.join(torch.cat([past, self.inner(through).relu()], 1)).mean((2, 3)))
 
 
+class Scatter(nn.Module):
+    """Sums over the edges of a graph, into zeros of the shape that the channels have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.head = nn.Linear(6, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, ends = self.inner(x).relu(), torch.arange(len(x)) // 2
+        x = x.new_zeros(x.shape).scatter_add_(0, ends[:, None].expand_as(x), x)
+        x = self.outer(x)
+        return self.head(torch.zeros_like(x).index_add(0, ends, x.relu()))
+
+
 def zero_start() -> nn.Module:
     """Residual blocks whose last norms begin at 0 (Goyal et al., 2017)."""
     module = ResidualNet()
@@ -365,6 +379,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         ),
         lambda: torch.randn(8, 1, 8, 8), ("0", "3"),
     ),
+    "scatter": (Scatter, lambda: torch.randn(8, 6), ("inner", "outer")),
     "cross stage": (CrossStage, lambda: torch.randn(8, 1, 8, 8), ("inner", "join")),
     "transformer": (
         transformer, lambda: torch.randn(8, 4, 5), ("1.layers.0.linear1", "1.layers.1.linear1"),

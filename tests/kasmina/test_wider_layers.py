@@ -322,7 +322,7 @@ class Joined(nn.Module):
         (Joined(lambda m, y, x: torch.addmm(x, mat1=y, mat2=x.T @ x)), "one", "addmm reads it"),
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
-        (NormSum(), "two + one", "add combines it with other channels"),
+        (NormSum(), "two + one", "they meet others or their number"),
         (
             Joined(lambda m, _, x: m.head(m.three(x).view(-1, 4))), "three",
             "is written into it: mat1 and mat2 shapes",

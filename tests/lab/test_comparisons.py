@@ -13,21 +13,12 @@ from tiny_population import evaluation_of
 HOSTS = 12
 DRAWS = np.random.default_rng(0)
 LEVELS = {
-    "never grow": 0.40,
-    "best fixed schedule": 0.50,
-    "forest": 0.55,
-    "full tuning": 0.70,
-    "Auto-RGN": 0.65,
-    "full tuning of a copy": 0.90,
-    "best plan per task": 0.95,
-    "clairvoyant per host": 0.99,
-    "policy, greedy": 0.56,
-    "misled twin, greedy": 0.56,
-    "yoked copy, greedy": 0.50,
-    "policy, sampled": 0.60,
-    "misled twin, sampled": 0.50,
+    "never grow": 0.40, "best fixed schedule": 0.50, "forest": 0.55, "full tuning": 0.70,
+    "Auto-RGN": 0.65, "full tuning of a copy": 0.90, "best plan per task": 0.95,
+    "clairvoyant per host": 0.99, "policy, greedy": 0.56, "misled twin, greedy": 0.56,
+    "yoked copy, greedy": 0.50, "policy, sampled": 0.60, "misled twin, sampled": 0.50,
     "yoked copy, sampled": 0.65,
-}
+}  # fmt: skip
 """Mean utility; hosts differ much, and rungs on one host little."""
 OF_HOSTS = DRAWS.normal(0.0, 0.2, HOSTS)
 

@@ -179,24 +179,12 @@ def test_the_history_holds_only_the_last_twenty_healthy_losses():
 # --- against the oracle -----------------------------------------------------------------------
 
 calm_moments = st.sampled_from([CALM, Moment(0.25), Moment(0.75, 0.25), Moment(0.125)])
-any_moments = st.sampled_from(
-    [
-        CALM,
-        Moment(0.25),
-        Moment(1.375, 0.25),
-        Moment(1.375, 0.3125),
-        Moment(1.375, 0.5),
-        Moment(13.0),
-        Moment(13.0),
-        Moment(40.0),
-        Moment(NAN),
-        Moment(INF),
-        Moment(0.5, train_loss=NAN),
-        Moment(0.5, host_norm=INF),
-        Moment(13.0, seed_norm=NAN),
-        Moment(13.0, seed_norm=INF, computing=False),
-    ]
-)
+any_moments = st.sampled_from([
+    CALM, Moment(0.25), Moment(1.375, 0.25), Moment(1.375, 0.3125), Moment(1.375, 0.5),
+    Moment(13.0), Moment(13.0), Moment(40.0), Moment(NAN), Moment(INF),
+    Moment(0.5, train_loss=NAN), Moment(0.5, host_norm=INF), Moment(13.0, seed_norm=NAN),
+    Moment(13.0, seed_norm=INF, computing=False),
+])  # fmt: skip
 lives = st.tuples(
     st.lists(calm_moments, min_size=8, max_size=12), st.lists(any_moments, min_size=24, max_size=24)
 ).map(lambda parts: (parts[0] + parts[1])[:32])

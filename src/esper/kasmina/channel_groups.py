@@ -140,7 +140,6 @@ def _pass(
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):
             group.reason = group.reason or "a layer shares its parameters with another module"
-        group.reason = group.reason or group.combination
         if not group.readers:
             group.reason = group.reason or "no layer reads it"
     return groups

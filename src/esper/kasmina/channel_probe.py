@@ -38,7 +38,8 @@ def positions(
 ) -> list[Position | None]:
     """Where the channels lie in each output of a function; None where it mixes them.
 
-    Other values in one channel of the inputs must change that channel of the output alone.
+    Other values in one channel of the inputs must change that channel of the output alone. Where
+    they change nothing, as in zeros of the same shape, the list is empty.
 
     Args:
         func: the function.
@@ -53,14 +54,15 @@ def positions(
 
     def outputs(values: Sequence[Tensor]) -> list[Tensor]:
         def swap(each: Any) -> Any:
-            return next(
-                (v.clone() for v, (x, _) in zip(values, sources, strict=True) if x is each), each
-            )
+            pairs = zip(values, sources, strict=True)
+            # The function may work in place.
+            return next((v for v, (x, _) in pairs if x is each), each).clone()
 
         return list(tensors(func(*map_leaves(args, swap), **map_leaves(kwargs, swap))))
 
     reference = outputs(bases)
     fits = [list(_all_positions(y.shape, sources, channels)) for y in reference]
+    has_changed = False
     for channel in sorted({0, channels // 2, channels - 1}):
         values = []
         for base, (x, position) in zip(bases, sources, strict=True):
@@ -70,13 +72,14 @@ def positions(
                 torch.where(entries.view(shape).to(base.device), _perturbation(base), base)
             )
         changes = [a != b for a, b in zip(outputs(values), reference, strict=True)]
+        has_changed |= any(bool(change.any()) for change in changes)
         fits = [
             [each for each in fit if _is_alone(change, each, channel, channels)]
             for fit, change in zip(fits, changes, strict=True)
         ]
-        if not any(fits):
+        if has_changed and not any(fits):
             break
-    return [fit[0] if fit else None for fit in fits]
+    return [fit[0] if fit else None for fit in fits] if has_changed else []
 
 
 def units_behind(

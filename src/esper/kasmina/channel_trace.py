@@ -52,7 +52,6 @@ class TracedGroup:
     readers: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     is_mixed: bool = False
-    combination: str = ""
     is_output: bool = False
     parts: list[tuple["TracedGroup | None", int]] = field(default_factory=list)
     """Of a concatenation, which has no writers: its groups and what belongs to none."""
@@ -76,7 +75,6 @@ class TracedGroup:
         self.readers |= other.readers
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
-        self.combination = self.combination or other.combination
 
     def coarsen(self, channels: int) -> None:
         """Take several channels as one, if there are more than so many."""
@@ -142,7 +140,7 @@ class Recorder(TorchFunctionMode):
             )
             groups = [group for group, _ in parts if group is not None]
             for group in groups:
-                group.reason = group.reason or each.reason or each.combination
+                group.reason = group.reason or each.reason
                 if group.units:
                     group.reason = group.reason or "units of several rows are concatenated"
                 if groups.count(group) > 1:
@@ -212,13 +210,10 @@ class Recorder(TorchFunctionMode):
         # Before the function, which may work in place.
         sources = [x for x in inputs if id(x) in tags]
         locations = self._locations(func, args, kwargs, sources, tags)
-        for x in sources if None not in locations else ():
-            if self._meets_fixed_size(inputs, x, tags):
-                tags[id(x)].group.combination = f"{name} combines it with other channels"
         output = func(*args, **kwargs)
         outputs = list(tensors(output))
-        if not outputs:
-            return output  # its shape, or another number
+        if not outputs or not locations:
+            return output  # its shape, another number, or zeros of its shape
         if len(locations) != len(outputs) or None in locations:
             verb = "mixes its channels"
             if name in _LAYERS:
@@ -262,15 +257,6 @@ class Recorder(TorchFunctionMode):
         group = TracedGroup(sum(length for _, length in parts), [], parts=parts)
         self._all.append(group)
         return Tag(group, Position(joint), group.channels)
-
-    def _meets_fixed_size(
-        self, inputs: list[Tensor], source: Tensor, tags: Mapping[int, Tag]
-    ) -> bool:
-        """Whether another tensor, of no layer or parameter, is as long on the axis of channels."""
-        axis = tags[id(source)].position.axis
-        size, offset = source.shape[axis], axis - source.ndim
-        partners = (x for x in inputs if id(x) not in tags and id(x) not in self._owners)
-        return any(x.ndim >= -offset and x.shape[offset] == size for x in partners)
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""

@@ -33,8 +33,8 @@ def wider_groups(
                 groups.remove(group)
         except Exception as error:
             reasons[group.name] = (
-                "the forward pass takes no more channels, perhaps because their number is written "
-                f"into it: {first_line(error)}"
+                "the forward pass takes no more channels, perhaps because they meet others or "
+                f"their number is written into it: {first_line(error)}"
             )
             groups.remove(group)
         finally:
