@@ -217,7 +217,8 @@ def test_a_graph_whose_nodes_belong_together_is_not_cut(is_sparse: bool) -> None
     data = [((x, adjacency.to_sparse() if is_sparse else adjacency), y)] * 2
     model = GraphNet(nn.Linear(8, 4), nn.Linear(4, 3))
     report = esper.check(model, data, progress=False)
-    assert (report.ok, report.widths["0"][0], report.step.seconds > 0.0) == (True, 4, True)
+    assert (report.ok, report.batch, report.widths["0"][0]) == (True, 20, 4)
+    assert report.step.seconds > 0.0
     assert quietly_grown(copy.deepcopy(model), data, data, policy="widen", epochs=4).widths
     history = quietly_grown(model, data, data, policy="rule", epochs=4).history
     assert any("germinates" in line for record in history for line in record.actions)

@@ -177,9 +177,9 @@ def check(
     unpack = samples.unpack_for(loss, unpack)
     example = next(model.parameters(), torch.zeros(()))
     inputs, target = samples.to_device(unpack(first_batch(loader, "loader")), example.device)
-    count = separable_count(model, inputs)
+    count, batch_size = separable_count(model, inputs), sample_count(inputs)
     report = CheckReport(
-        type(model).__name__, parameters=parameter_count(model), batch=count, epochs=epochs
+        type(model).__name__, parameters=parameter_count(model), batch=batch_size, epochs=epochs
     )
     report.splits = {
         name: size(each) for name, each in {"train": loader, **(held_back or {})}.items()
@@ -203,7 +203,7 @@ def check(
                 # Else parts that the user put in evaluation mode stay there, as in ``grow``.
                 model.train()
             try:
-                _measure(model, inputs, target, goal, report)
+                _measure(model, inputs, target, goal, count, report)
             except RuntimeError as error:
                 # As of a reentrant checkpoint, which takes no gradients but those of `backward`.
                 report.remarks.append(f"memory and time are not known: {first_line(error)}")
@@ -242,23 +242,23 @@ def _check_forward(
 
 
 def _measure(
-    model: nn.Module, inputs: Any, target: Any, goal: Objective, report: CheckReport
+    model: nn.Module, inputs: Any, target: Any, goal: Objective, count: int, report: CheckReport
 ) -> None:
     """Cost of a step, without seeds and with one in every slot; of a whole batch."""
-    report.step = predicted_cost(model, inputs, target, goal, report.batch)
+    report.step = predicted_cost(model, inputs, target, goal, count)
     report.memory = parameter_bytes(model) + report.step.activations
     try:
         for slot in report.slots:
             attach(model, slot.name, new_seed(slot, OF_OWN_MODELS.blueprint(slot), 0, 0))
             set_hook(model.get_submodule(slot.name), learn_behind)
-        grown = predicted_cost(model, inputs, target, goal, report.batch)
+        grown = predicted_cost(model, inputs, target, goal, count)
         # Seeds take time; a smaller figure is noise.
         seconds = max(grown.seconds, report.step.seconds)
         report.step_with_seeds = Cost(grown.activations, seconds)
         report.memory_with_seeds = parameter_bytes(model) + report.step_with_seeds.activations
     finally:
         strip(model)
-    batch, some = (first_samples(x, SAMPLES, report.batch) for x in (inputs, target))
+    batch, some = (first_samples(x, SAMPLES, count) for x in (inputs, target))
     parameters = [p for p in model.parameters() if p.requires_grad]
     passes = []
     with random_state_kept(), buffers_kept(model):
