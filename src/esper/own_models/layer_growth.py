@@ -127,9 +127,7 @@ class LayerGrowth:
         """Insert a copy behind each block of the plan; none if that would change the outputs."""
         from esper.kasmina.deeper_stacks import deepen  # who widens does not need it
 
-        inputs = batches[0][0]
-        with evaluating(self.model):
-            before = call(self.model, inputs)
+        before = _output(self.model, batches)
         changes, optimizers = [], (training.optimizer, *self.optimizers)
         # From the end, so that the places before stay what they are.
         for each in sorted(plan, key=lambda repeat: -repeat.index):
@@ -137,9 +135,7 @@ class LayerGrowth:
             changes.append(deepen(self.model, *place, each.zeros, *optimizers))
             changes += [deepen(x, *place, each.zeros) for x in self.averages]
             self.copies.append(place)
-        with evaluating(self.model):
-            after = call(self.model, inputs)
-        if not self.agree(equal(before, after)):
+        if not self.agree(equal(before, _output(self.model, batches))):
             for change in reversed(changes):
                 change.undo()
             self.copies = []
@@ -176,7 +172,7 @@ class LayerGrowth:
         for group, count in list(counts.items()):
             try:
                 new, share = propose(self.model, group, count, batches, backward, generator)
-                reason = self._problem(group, new, batches[0][0])
+                reason = self._problem(group, new, batches)
             except Exception as error:  # the forward pass is the user's
                 new, share, reason = None, 0.0, f"its forward pass fails then: {first_line(error)}"
             new, share, reason = self.agree((new, share, reason))
@@ -215,15 +211,18 @@ class LayerGrowth:
             self._say_nothing(reasons, enough)
         return counts
 
-    def _problem(self, group: ChannelGroup, new: NewChannels, inputs: Any) -> str:
+    def _problem(self, group: ChannelGroup, new: NewChannels, batches: Batches) -> str:
         """Why a widening would change what the module computes; empty if it does not."""
         trial = copy.deepcopy(self.model)
-        with evaluating(trial):
-            before = call(trial, inputs)
+        before = _output(trial, batches)
         widen(trial, group, new)
-        with evaluating(trial):
-            after = call(trial, inputs)
-        return "" if equal(before, after) else "its output would change"
+        return "" if equal(before, _output(trial, batches)) else "its output would change"
+
+
+def _output(model: nn.Module, batches: Batches) -> Any:
+    """What a module computes of the first batch; it draws the same random numbers each time."""
+    with evaluating(model):
+        return call(model, batches[0][0])
 
 
 def first_batches(training: Training) -> Batches:

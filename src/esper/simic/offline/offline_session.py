@@ -117,7 +117,7 @@ class OfflineSession(RunProcess):
             except StopRequest:
                 self.interrupt()
             if self.save_failure and not self.code:
-                self.status, self.code = "failed", 1
+                self.fail()
         return summaries
 
     def _start(self) -> TrainingStarted:

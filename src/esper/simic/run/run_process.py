@@ -117,9 +117,10 @@ class RunProcess:
         assert self.stop.number is not None
         self.status, self.code = "interrupted", 128 + self.stop.number
 
-    def fail(self, line: str) -> None:
-        """End with status 1, and say why."""
-        notice(f"esper: {line}")
+    def fail(self, line: str | None = None) -> None:
+        """End with status 1, and say why if that was not said."""
+        if line is not None:
+            notice(f"esper: {line}")
         self.status, self.code = "failed", 1
 
     def save_checkpoint(

@@ -138,7 +138,7 @@ class Session(RunProcess):
                 self.fail(f"ray: {error}, so the run stops; --resume continues its checkpoint")
                 self._save()
             if self.agent is not None and self.checkpoint_round != self.done:
-                self.status, self.code = "failed", 1
+                self.fail()
         return summaries
 
     def _announce(self) -> None:
