@@ -1,6 +1,6 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
-    python benchmarks/widening.py [--parts fresh cost gromo trained deep moment] [--write]
+    python benchmarks/widening.py [--parts fresh normed cost gromo trained deep moment] [--write]
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -27,6 +27,7 @@ from widening_hosts import (
     EPOCHS,
     GROWN,
     HOSTS,
+    NORMED_HOSTS,
     TRAIN,
     VALIDATION,
     Arm,
@@ -192,10 +193,10 @@ def difference(one: list[dict[str, float]], two: list[dict[str, float]]) -> str:
     return interval_text([a - b for a, b in zip(of(one), of(two), strict=True)], "+.1f")
 
 
-def fresh_page(work: Path) -> list[str]:
-    """The table of hosts that are trained from the start."""
+def fresh_rows(hosts: dict[str, Host], work: Path) -> list[tuple[str, ...]]:
+    """Each host as it is trained from the start."""
     rows = []
-    for name, host in HOSTS.items():
+    for name, host in hosts.items():
         make = partial(fresh, host, GROWN.get(name, 8))
         arms = kept(work / f"fresh-{name}.json", make)
         ratio = fmean(g["seconds"] for g in arms["grown"]) / fmean(
@@ -209,16 +210,33 @@ def fresh_page(work: Path) -> list[str]:
                 f"{ratio:.2f}",
             )
         )  # fmt: skip
-    heads = (
-        "host", "parameters", "never grown", "grown", "static, the grown size", "best of four",
-        "grown − static", "grown − best of four", "time, grown / static",
-    )  # fmt: skip
+    return rows
+
+
+FRESH_HEADS = (
+    "host", "parameters", "never grown", "grown", "static, the grown size", "best of four",
+    "grown − static", "grown − best of four", "time, grown / static",
+)  # fmt: skip
+
+
+def fresh_page(work: Path) -> list[str]:
+    """The table of hosts that are trained from the start."""
     return [
         f"## From the start\n\n{EPOCHS} epochs, ten seeds. *Static* has from the start the size "
         "that the grown network ends with, which is also the one that the rule would choose "
         "beforehand. *Best of four* trains widths of 1, 2, 4 and 6 times for "
         f"{EPOCHS // len(SWEEP)} epochs each, and keeps the best on validation.",
-        table(heads, rows),
+        table(FRESH_HEADS, fresh_rows(HOSTS, work)),
+    ]
+
+
+def normed_page(work: Path) -> list[str]:
+    """The table of hosts with norms that see all channels."""
+    return [
+        "## Behind norms of all channels\n\nNew channels are mixtures of those that are there by "
+        "orthogonal matrices that keep their sum, which a layer norm does not see, or, where an "
+        "activation is between layer and norm, copies. Arms as above.",
+        table(FRESH_HEADS, fresh_rows(NORMED_HOSTS, work)),
     ]
 
 
@@ -331,6 +349,7 @@ DEEP: dict[str, Any] = {
 }
 PARTS = {
     "fresh": fresh_page,
+    "normed": normed_page,
     "cost": cost_page,
     "repeated": repeated_page,
     "gromo": gromo_page,

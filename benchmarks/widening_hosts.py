@@ -16,7 +16,7 @@ import textwrap
 import tokenize
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -40,6 +40,24 @@ def perceptron(inputs: int, width: int, outputs: int) -> nn.Module:
     """Two hidden layers."""
     layers = nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
     return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def normed(norm: Callable[[int], nn.Module], inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two hidden layers with a norm of their units before each activation."""
+    layers = (
+        nn.Linear(inputs, width), norm(width), nn.ReLU(), nn.Linear(width, width), norm(width),
+        nn.ReLU(),
+    )  # fmt: skip
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def normed_convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Two convolutions with a norm of all channels of the map."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, width, 3, padding=1), nn.GroupNorm(1, width),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(width, width, 3, padding=1), nn.GroupNorm(1, width),
+        nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs),
+    )  # fmt: skip
 
 
 def convolutions(inputs: int, width: int, outputs: int) -> nn.Module:
@@ -85,14 +103,15 @@ def residual(depth: int, width: int = 8) -> nn.Module:
 class Reader(nn.Module):
     """An LSTM that reads an image row by row."""
 
-    def __init__(self, inputs: int, width: int, outputs: int):
+    def __init__(self, inputs: int, width: int, outputs: int, norm: bool = False):
         super().__init__()
         self.lstm = nn.LSTM(inputs // 8, width, batch_first=True)
+        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, inputs]`` to logits ``[B, outputs]``."""
-        return self.head(self.lstm(x.unflatten(1, (8, -1)))[1][0][0])
+        return self.head(self.norm(self.lstm(x.unflatten(1, (8, -1)))[1][0][0]))
 
 
 class Tagger(nn.Module):
@@ -295,6 +314,14 @@ HOSTS = {
     "LSTM tagger of width 4, bytes": Host(Tagger, source_windows, 4),
     "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
+NORMED_HOSTS = {
+    "MLP with layer norms, noisy digits": Host(partial(normed, nn.LayerNorm), noisy_digits, 4),
+    "the same, skewed Friedman": Host(partial(normed, nn.LayerNorm), skewed, 4, "mse"),
+    "MLP with RMS norms, noisy digits": Host(partial(normed, nn.RMSNorm), noisy_digits, 4),
+    "CNN with norms of all channels, noisy digits": Host(normed_convolutions, noisy_digits, 4),
+    "LSTM with a layer norm, noisy digits": Host(partial(Reader, norm=True), noisy_digits, 4),
+}
+"""Of width 4, behind norms that see all channels; those of the LSTM are copied."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}
 """How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]

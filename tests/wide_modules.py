@@ -338,6 +338,47 @@ class Scatter(nn.Module):
         return self.head(torch.zeros_like(x).index_add(0, ends, x.relu()))
 
 
+class Scale(nn.Module):
+    """A learned scale of each channel, behind a division by their mean square where ``norm``."""
+
+    def __init__(self, channels: int, norm: bool = True) -> None:
+        super().__init__()
+        self.scale, self.norm = nn.Parameter(torch.linspace(0.5, 1.5, channels)), norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.square().mean(1, keepdim=True).add(1e-6).sqrt() if self.norm else 1.0
+        return x / size * self.scale.view(-1, *[1] * (x.ndim - 2))
+
+
+def normed() -> nn.Module:
+    """Norms of all channels: behind a layer, behind an activation, and written by hand."""
+    return nn.Sequential(
+        nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 5), nn.Tanh(), nn.RMSNorm(5),
+        nn.Linear(5, 3), Scale(3), nn.ReLU(), nn.Linear(3, 6), Scale(6, norm=False),
+        nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+def normed_maps() -> nn.Module:
+    """Convolutions behind which norms see all channels, of each pixel or of the map."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), Scale(4), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.GroupNorm(1, 6), nn.SiLU(),
+        nn.Flatten(), nn.Linear(6 * 16, 3),
+    )  # fmt: skip
+
+
+class NormedReader(nn.Module):
+    """An LSTM whose last state is normed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.norm = nn.LSTM(4, 5), nn.LayerNorm(5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.lstm(x.transpose(0, 1))[0][-1]))
+
+
 def zero_start() -> nn.Module:
     """Residual blocks whose last norms begin at 0 (Goyal et al., 2017)."""
     module = ResidualNet()
@@ -379,6 +420,9 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         ),
         lambda: torch.randn(8, 1, 8, 8), ("0", "3"),
     ),
+    "normed": (normed, lambda: torch.randn(8, 6), ("0", "3", "6", "9")),
+    "normed maps": (normed_maps, lambda: torch.randn(8, 1, 8, 8), ("0", "3")),
+    "normed reader": (NormedReader, lambda: torch.randn(8, 6, 4), ("lstm",)),
     "scatter": (Scatter, lambda: torch.randn(8, 6), ("inner", "outer")),
     "cross stage": (CrossStage, lambda: torch.randn(8, 1, 8, 8), ("inner", "join")),
     "transformer": (

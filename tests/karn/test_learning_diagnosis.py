@@ -78,24 +78,19 @@ def test_few_rounds_tell_nothing_but_what_is_broken(count: int) -> None:
 @pytest.mark.parametrize(
     ("metrics", "says"),
     [
-        ({"refused": 1.0}, "refused"),
-        ({"grad_norm": float("nan")}, "grad_norm was not finite"),
-        ({"approx_kl": 2.0}, "too far"),
-        ({"approx_kl": 0.31}, "too far"),
+        ({"refused": 1.0}, "refused"), ({"grad_norm": float("nan")}, "grad_norm was not finite"),
+        ({"approx_kl": 2.0}, "too far"), ({"approx_kl": 0.31}, "too far"),
         ({"approx_kl": 0.29}, "no cause stands out"),
         ({"value_loss": float("inf")}, "value_loss was not finite"),
         ({"head_entropy/op": 0.001}, "same operation"),
         ({"head_choice/op": 0.0, "head_entropy/op": 0.0}, "no choice"),
-        ({"approx_kl": 1e-8}, "next to nothing"),
-        ({"approx_kl": 0.9e-5}, "next to nothing"),
-        ({"approx_kl": 1.1e-5}, "no cause stands out"),
-        ({"explained_variance": 0.049}, "critic"),
+        ({"approx_kl": 1e-8}, "next to nothing"), ({"approx_kl": 0.9e-5}, "next to nothing"),
+        ({"approx_kl": 1.1e-5}, "no cause stands out"), ({"explained_variance": 0.049}, "critic"),
         ({"explained_variance": 0.051}, "no cause stands out"),
         ({"explained_variance": -0.2}, "critic"),
-        ({"explained_variance": None}, "no cause stands out"),
-        ({}, "no cause stands out"),
+        ({"explained_variance": None}, "no cause stands out"), ({}, "no cause stands out"),
     ],
-)
+)  # fmt: skip
 def test_without_a_trend_a_cause_is_named(metrics, says: str) -> None:
     found = verdict(NOISE, **metrics)
     assert found.state == "not learning"

@@ -275,21 +275,15 @@ def test_runs_with_the_same_name_are_distinguished(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("SELECT nope FROM updates", "nope"),
-        ("SELEC 1", "syntax error"),
-        ("", "one SELECT"),
-        ("SELECT 1; SELECT 2", "one SELECT"),
-        ("DROP VIEW updates", "one SELECT"),
-        ("COPY (SELECT 1) TO 'out.csv'", "one SELECT"),
-        ("ATTACH 'x.db'", "one SELECT"),
+        ("SELECT nope FROM updates", "nope"), ("SELEC 1", "syntax error"), ("", "one SELECT"),
+        ("SELECT 1; SELECT 2", "one SELECT"), ("DROP VIEW updates", "one SELECT"),
+        ("COPY (SELECT 1) TO 'out.csv'", "one SELECT"), ("ATTACH 'x.db'", "one SELECT"),
         ("SET enable_external_access = true", "one SELECT"),
         ("SELECT * FROM read_csv('{file}')", "disabled"),
-        ("SELECT * FROM read_text('{file}')", "disabled"),
-        ("SELECT * FROM '{file}'", "disabled"),
-        ("SELECT * FROM glob('*')", "disabled"),
-        ("SELECT * FROM frame", "does not exist"),
+        ("SELECT * FROM read_text('{file}')", "disabled"), ("SELECT * FROM '{file}'", "disabled"),
+        ("SELECT * FROM glob('*')", "disabled"), ("SELECT * FROM frame", "does not exist"),
     ],
-)
+)  # fmt: skip
 def test_sql_can_read_only_the_views(tmp_path, monkeypatch, sql: str, says: str) -> None:
     monkeypatch.chdir(tmp_path)
     frame = pyarrow.table({"secret": [1]})

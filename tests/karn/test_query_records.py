@@ -70,20 +70,16 @@ def test_values_equal_those_of_the_reader(place: Path) -> None:
     )
     expected = [
         (
-            int(episodes.rounds[m]),
-            int(episodes.environments[m]),
-            t + 1,
-            Op(int(episodes.actions[t, m, 0])).name,
-            episodes.actions[t, m].tolist(),
-            episodes.rewards[t, m].item(),
-            episodes.log_prob[t, m].item(),
+            int(episodes.rounds[m]), int(episodes.environments[m]), t + 1,
+            Op(int(episodes.actions[t, m, 0])).name, episodes.actions[t, m].tolist(),
+            episodes.rewards[t, m].item(), episodes.log_prob[t, m].item(),
             episodes.twin_scores[t, m].item(),
             episodes.observation.host[t, m, HOST_FEATURES.index("expected_accuracy")].item(),
             episodes.observation.slots[t, m, 2, 0].item(),
         )
         for m in range(episodes.count)
         for t in range(3)
-    ]
+    ]  # fmt: skip
     assert found == expected
 
 

@@ -33,20 +33,14 @@ from support import (
 )
 
 COUNTS_AT_64 = [
-    ("conv", "norm", 129),
-    ("conv", "attention", 2112),
-    ("conv", "conv_small", 4224),
-    ("conv", "bottleneck", 4480),
-    ("conv", "depthwise", 4800),
-    ("conv", "conv_light", 36992),
-    ("conv", "conv_heavy", 40 * 64 * 64 + 8 * 64),
-    ("sequence", "norm", 129),
-    ("sequence", "attention", 4 * 64 * 64 + 2 * 64),
-    ("sequence", "lora", 16 * 64),
+    ("conv", "norm", 129), ("conv", "attention", 2112), ("conv", "conv_small", 4224),
+    ("conv", "bottleneck", 4480), ("conv", "depthwise", 4800), ("conv", "conv_light", 36992),
+    ("conv", "conv_heavy", 40 * 64 * 64 + 8 * 64), ("sequence", "norm", 129),
+    ("sequence", "attention", 4 * 64 * 64 + 2 * 64), ("sequence", "lora", 16 * 64),
     ("sequence", "lora_large", 64 * 64),
     *((family, "mlp_small", 4 * 64 * 64 + 4 * 64) for family in ("mlp", "sequence")),
     *((family, "mlp", 8 * 64 * 64 + 6 * 64) for family in ("mlp", "sequence")),
-]
+]  # fmt: skip
 HOST, MLP = small_host(channels=(16, 8)), small_mlp(widths=(16, 8, 4))
 GPT = small_gpt(width=16)
 

@@ -1,6 +1,7 @@
 """Groups of channels, and their widening: the function stays, and so does the optimizer's state."""
 
 import copy
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain
@@ -11,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import wider_layers
+from esper.kasmina import new_channels as starts
 from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import gates_of, rows_first, weight_name
 from esper.kasmina.wider_groups import wider_groups
-from esper.kasmina.wider_layers import NewChannels, layer_sizes, resize, widen
+from esper.kasmina.wider_layers import layer_sizes, resize, widen
 from wide_modules import HOSTS, Attention, Encoder, FusedAttention, spectral, words
 
 
@@ -26,10 +27,14 @@ def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str
         return wider_groups(model, lambda: model(x))
 
 
-def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> NewChannels:
-    """Channels that differ from those that are there."""
-    zeros = wider_layers.zero_channels(model, group, count).entries
-    return NewChannels({name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}, count)
+def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> starts.NewChannels:
+    """Channels that differ from those that are there, as many as the group can get."""
+    if group.origin != "random":
+        generator = torch.Generator().manual_seed(0)
+        mixture = starts.moment_mixture(group, group.channels, generator)
+        return starts.channel_sums(model, group, mixture)
+    zeros = starts.zero_channels(model, group, count).entries
+    return starts.NewChannels({name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}, count)
 
 
 def logits(model: nn.Module, x: Tensor) -> Tensor:
@@ -70,6 +75,31 @@ def test_groups_are_those_that_share_channels(host: str) -> None:
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
+def test_new_channels_behind_a_norm_are_mixtures_or_behind_an_activation_copies() -> None:
+    origins = {}
+    for host in ("normed", "normed maps", "normed reader"):
+        make, inputs, _ = HOSTS[host]
+        origins |= {(host, g.name): g.origin for g in groups_of(make(), inputs())[0]}
+    copies = {("normed", "3"), ("normed reader", "lstm")}
+    assert {name for name, origin in origins.items() if origin == "copies"} == copies
+    assert {name for name, origin in origins.items() if origin == "random"} == {("normed", "9")}
+
+
+def test_mixtures_have_the_mean_and_mean_square_of_what_they_are_of() -> None:
+    generator = torch.Generator().manual_seed(0)
+    group = ChannelGroup(5, ("0",), (), {}, origin="mixtures")
+    mixture = starts.moment_mixture(group, group.new_count(3.2), generator)
+    x = torch.randn(9, 5, generator=generator, dtype=torch.float64)
+    mixed = x @ mixture.T
+    assert mixed.shape == (9, 15)
+    torch.testing.assert_close(mixed.mean(1), x.mean(1))
+    torch.testing.assert_close(mixed.square().mean(1), x.square().mean(1))
+    distances = torch.cdist(mixture, torch.cat([mixture, torch.eye(5, dtype=torch.float64)]))
+    assert distances.fill_diagonal_(1.0).min() > 0.01
+    copies = replace(group, origin="copies")
+    assert torch.equal(starts.moment_mixture(copies, 10, generator), torch.eye(5).repeat(2, 1))
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(host: str) -> None:
     torch.manual_seed(0)
@@ -80,7 +110,11 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     state, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     shown = {mode: logits(model.train(mode), x) for mode in (False, True)}
     model.load_state_dict(state)
-    changes = [widen(model, g, new_channels(model, g, 3), optimizer) for g in groups]
+    changes, counts = [], {}
+    for group in groups:
+        new = new_channels(model, group, 3)
+        changes.append(widen(model, group, new, optimizer))
+        counts |= dict.fromkeys((*group.writers, *group.readers), new.count)
     assert all(p.is_contiguous() for p in model.parameters())
     for mode in (False, True):
         wider = logits(model.train(mode), x)
@@ -88,7 +122,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     for group in groups:
         sizes = layer_sizes(model)[group.writers[0]]
         rows = prod(group.units.get(group.writers[0], ()))
-        assert next(iter(sizes.values())) == rows * (group.channels + 3)
+        assert next(iter(sizes.values())) == rows * (group.channels + counts[group.writers[0]])
     readers = {name for group in groups for name in group.readers}
     layers = {name: model.get_submodule(name) for name in readers}
     weights = {layer: layer.get_parameter(weight_name(layer)) for layer in layers.values()}
@@ -315,6 +349,13 @@ class Joined(nn.Module):
         return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
 
 
+class Unit(nn.Module):
+    """Divides by the length, which more channels make larger."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=1, keepdim=True)
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
@@ -340,8 +381,7 @@ class Joined(nn.Module):
             Joined(lambda m, _, x: m.head(m.three(x) * m.scale)), "three",
             "has parameters of the module per channel",
         ),
-        (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "0", "layer_norm mixes"),
-        (nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(1, 4), nn.Linear(4, 2)), "0", "group_norm"),
+        (nn.Sequential(nn.Linear(4, 4), Unit(), nn.Linear(4, 2)), "0", "norm mixes its channels"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
         (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0", "frozen"),
         (nn.Sequential(*TRANSPOSED), "1", "2 reads it in groups"),

@@ -54,19 +54,11 @@ def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
     calls: Calls = []
     found = evaluated("never", work, calls)
     assert [rung.name for rung in found.rungs] == [
-        "never grow",
-        "everything at step 0",
-        "adapters everywhere",
-        *FINE_TUNING,
-        "last-layer tuning of a copy",
-        *(f"{name} of a copy" for name in CHANGES),
-        "full tuning of a copy",
-        "best copy or none",
-        *rules.RULES,
-        "try and keep",
-        "clairvoyant per host",
-        "policy, never",
-    ]
+        "never grow", "everything at step 0", "adapters everywhere", *FINE_TUNING,
+        "last-layer tuning of a copy", *(f"{name} of a copy" for name in CHANGES),
+        "full tuning of a copy", "best copy or none", *rules.RULES, "try and keep",
+        "clairvoyant per host", "policy, never",
+    ]  # fmt: skip
     rungs = {rung.name: rung for rung in found.rungs}
     never, policy = rungs["never grow"], rungs["policy, never"]
     assert policy.utility == pytest.approx(never.utility, abs=1e-6)

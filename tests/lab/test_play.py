@@ -181,20 +181,11 @@ class Maker:
 
 
 DATA = [
-    digits,
-    partial(digits, shift=1),
-    partial(digits, shift=2),
-    data_of(None),
-    data_of(None, sample=1),
-    data_of(Shift("noise", 0.5, 1)),
-    data_of(Shift("noise", 0.5, 2)),
-    closure(1),
-    closure(2),
-    lambda: digits(shift=1),
-    lambda: digits(shift=2),
-    Maker(1).data,
+    digits, partial(digits, shift=1), partial(digits, shift=2), data_of(None),
+    data_of(None, sample=1), data_of(Shift("noise", 0.5, 1)), data_of(Shift("noise", 0.5, 2)),
+    closure(1), closure(2), lambda: digits(shift=1), lambda: digits(shift=2), Maker(1).data,
     Maker(2).data,
-]
+]  # fmt: skip
 
 
 def test_tasks_that_differ_in_their_data_alone_differ():

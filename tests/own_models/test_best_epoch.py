@@ -14,7 +14,8 @@ from torch import nn
 import esper
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.deeper_stacks import deepen
-from esper.kasmina.wider_layers import NewChannels, widen
+from esper.kasmina.new_channels import NewChannels
+from esper.kasmina.wider_layers import widen
 from esper.leyline.stages import Stage
 from esper.own_models import layer_growth
 from esper.own_models.best_epoch import BestEpoch

@@ -1,6 +1,7 @@
 """``esper.widen`` and ``esper.deepen`` in a training loop of one's own."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from esper.kasmina.wider_layers import layer_sizes
 from esper.leyline.errors import UsageError
 from esper.own_models import layer_growth
 from own_modules import loader, unchanged
-from wide_modules import multilayer
+from wide_modules import multilayer, normed
 
 
 class Loop:
@@ -106,9 +107,14 @@ def enlarge(function: str, loop: Loop, **more: Any) -> esper.Enlargement:
     return getattr(esper, function)(loop.model, loop.data, **arguments)
 
 
-@pytest.mark.parametrize("function", MAKERS)
-def test_a_loop_goes_on_with_a_larger_model_that_computes_the_same(function: str) -> None:
-    loop = loop_of(function)
+@pytest.mark.parametrize(
+    ("function", "maker"), [*MAKERS.items(), ("widen", normed)], ids=[*MAKERS, "normed"]
+)
+def test_a_loop_goes_on_with_a_larger_model_that_computes_the_same(
+    function: str, maker: Callable[[], nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    loop = Loop(maker())
     loop.train(3)
     size = sum(p.numel() for p in loop.model.parameters())
     before, random = loop.outputs(), torch.get_rng_state()

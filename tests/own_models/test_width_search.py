@@ -20,7 +20,9 @@ import esper
 from esper.kasmina import width_prior
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import NewChannels, layer_sizes, parameter_count, widen
+from esper.kasmina.new_channels import NewChannels
+from esper.kasmina.wider_groups import wider_groups
+from esper.kasmina.wider_layers import layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
 from esper.own_models import layer_growth, width_search
 from esper.own_models.growth_result import price_of
@@ -232,12 +234,12 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
     before = layer_sizes(model)
     with torch.no_grad():
         outputs = model(x)
-        groups, _ = channel_groups(model, lambda: model(x))
+        groups, _ = wider_groups(model, lambda: model(x))
 
     def square(output: Any, _: object) -> Tensor:
         return (output["logits"] if isinstance(output, dict) else output).square().mean()
 
-    size = width_prior.wider_size(model, {each: round(0.5 * each.channels) for each in groups})
+    size = width_prior.wider_size(model, {each: each.new_count(0.5) for each in groups})
     enlargement = esper.widen(model, [(x, torch.zeros(8))], loss=square, factor=1.5)
     assert size == enlargement.parameters[1] == sum(p.numel() for p in model.parameters())
     for one, two in zip(tensors(model(x)), tensors(outputs), strict=True):

@@ -248,18 +248,12 @@ def test_no_variation_mixes_the_splits(settings: dict):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"shift": -1},
-        {"shift": 8},
-        {"noise": -0.1},
-        {"noise": float("nan")},
-        {"label_fraction": 0.0},
-        {"label_fraction": 1.5},
-        {"classes": 1},
-        {"classes": 11},
+        {"shift": -1}, {"shift": 8}, {"noise": -0.1}, {"noise": float("nan")},
+        {"label_fraction": 0.0}, {"label_fraction": 1.5}, {"classes": 1}, {"classes": 11},
         {"rotation": 4},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_arguments_out_of_range_are_refused(settings: dict):
     with pytest.raises(ValueError, match=next(iter(settings))):
         digits(**settings)

@@ -68,8 +68,7 @@ def test_no_two_tasks_are_equal():
 @pytest.mark.parametrize(
     ("name", "settings", "channels"),
     [
-        ("digits_shift", {"shift": 2, "noise": 0.1}, (4, 8)),
-        ("digits", {}, (8, 16)),
+        ("digits_shift", {"shift": 2, "noise": 0.1}, (4, 8)), ("digits", {}, (8, 16)),
         ("digits_shift_small", {"shift": 1, "noise": 0.1}, (4, 8)),
         ("digits_noisy", {"shift": 2, "noise": 0.2}, (4, 8)),
         ("digits_few_labels", {"shift": 2, "noise": 0.1, "label_fraction": 0.3}, (4, 8)),
@@ -85,7 +84,7 @@ def test_no_two_tasks_are_equal():
         ("digits_deep", {"shift": 2, "noise": 0.1}, (4, 8, 8)),
         ("digits_long", {"shift": 2, "noise": 0.1}, (4, 8)),
     ],
-)
+)  # fmt: skip
 def test_every_task_matches_its_documentation(name: str, settings: dict, channels: tuple[int, ...]):
     found = find(name)
     assert found.host.channels == channels

@@ -126,24 +126,15 @@ def test_without_a_terminal_prune_needs_yes(place: Path, capsys, monkeypatch) ->
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("runs nowhere", "DIR"),
-        ("runs a b", "one directory"),
-        ("runs --jsn", "--json"),
-        ("runs prune", "--keep"),
-        ("runs prune --keep 1 --failed", "--keep"),
-        ("runs prune --keep -1", "keep"),
-        ("runs prune --keep two", "keep"),
-        ("runs prune --older-than nan", "older_than"),
-        ("report", "run directories"),
-        ("report nowhere", "run:"),
-        ("report run -o", "output"),
-        ("report run -o nowhere/report.html", "output"),
-        ("report run -o .", "output"),
-        ("report run run", "twice"),
-        ("report run --outptu x", "--output"),
-        ("report run -x", "-x"),
+        ("runs nowhere", "DIR"), ("runs a b", "one directory"), ("runs --jsn", "--json"),
+        ("runs prune", "--keep"), ("runs prune --keep 1 --failed", "--keep"),
+        ("runs prune --keep -1", "keep"), ("runs prune --keep two", "keep"),
+        ("runs prune --older-than nan", "older_than"), ("report", "run directories"),
+        ("report nowhere", "run:"), ("report run -o", "output"),
+        ("report run -o nowhere/report.html", "output"), ("report run -o .", "output"),
+        ("report run run", "twice"), ("report run --outptu x", "--output"), ("report run -x", "-x"),
     ],
-)
+)  # fmt: skip
 def test_a_usage_error_is_one_line_and_exit_status_2(
     tmp_path: Path, capsys, monkeypatch, arguments: str, says: str
 ) -> None:

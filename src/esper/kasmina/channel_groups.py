@@ -6,14 +6,14 @@ batch norms, convolutions in groups) passes them on; a linear layer or a convolu
 *reads* them. Functions of two activations tie their channels, and so does a layer that is called
 more than once; in a concatenation each group keeps its place. Where a function mixes the channels
 of a layer, such as attention or a gated unit, larger *units* of its rows are tried: heads, or pairs
-of a value and its gate. A function that mixes these too, such as a layer norm, refuses the group by
-its name.
+of a value and its gate. A function that mixes these too refuses the group by its name, unless it
+may be one that sees no more of them than their mean or mean square, such as a layer norm.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -36,6 +36,8 @@ class ChannelGroup:
             are and how many lie side by side in each: 3 and D for queries, keys and values of heads
             of width D from one layer, 2 and 1 for a value and its gate.
         attends: whether there is a softmax of something in each channel.
+        origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
+            channels, mixtures or copies of those that are there, a whole multiple of them.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays.
     """
@@ -47,6 +49,7 @@ class ChannelGroup:
     layouts: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     units: Mapping[str, Unit] = field(default_factory=dict)
     attends: bool = False
+    origin: Literal["random", "mixtures", "copies"] = "random"
 
     @property
     def name(self) -> str:
@@ -57,6 +60,16 @@ class ChannelGroup:
     def width(self) -> int:
         """Channels, each counted as often as the widest of its writers has rows side by side."""
         return self.channels * max((rows for _, rows in self.units.values()), default=1)
+
+    def new_count(self, share: float) -> int:
+        """How many new channels are so many times those that are there."""
+        count = share if self.origin == "random" else max(1, round(share))
+        return round(count * self.channels)
+
+    def half(self, count: int) -> int:
+        """At most half as many new channels."""
+        unit = 1 if self.origin == "random" else self.channels
+        return count // 2 // unit * unit
 
     def change(self, count: int) -> str:
         """So many more, as a user counts them: heads, or single channels."""
@@ -84,8 +97,9 @@ def channel_groups(
         run: runs a forward pass without gradients.
 
     Returns:
-        - The groups that can be widened, in the order of their first writer.
-        - By name of a group that cannot, why not. Outputs of the module are not listed.
+        - The groups that can be widened, in the order of their first writer, and those that perhaps
+          can, with mixtures or copies.
+        - By name of a group that cannot, or perhaps, why not. Outputs of the module are not listed.
     """
     units: dict[str, Unit] = {}
     queues: dict[str, list[Unit]] = {}
@@ -107,24 +121,36 @@ def channel_groups(
     if failures & units.keys():
         units = {name: unit for name, unit in units.items() if name not in failures}
         groups = _pass(model, run, units, trials)
+    mixable = {name for group in groups if group.is_mixed for name in group.writers}
+    again = _pass(model, run, units, trials, mixable) if mixable else []
+    candidates = {g.writers[0]: g for g in again if g.is_balanced and mixable.issuperset(g.writers)}
     wide, reasons = [], {}
     for group in groups:
-        result = ChannelGroup(
-            group.channels, tuple(group.writers), tuple(group.companions), group.readers,
-            group.layouts, group.units, group.attends,
-        )  # fmt: skip
+        one = group
         if group.reason:
-            reasons[result.name] = group.reason
-        else:
-            wide.append(result)
+            reasons[_frozen(group).name] = group.reason
+            one = candidates.get(group.writers[0], group)
+        if not one.reason:
+            wide.append(_frozen(one))
     return wide, reasons
 
 
+def _frozen(group: TracedGroup) -> ChannelGroup:
+    return ChannelGroup(
+        group.channels, tuple(group.writers), tuple(group.companions), group.readers,
+        group.layouts, group.units, group.attends, "mixtures" if group.is_balanced else "random",
+    )  # fmt: skip
+
+
 def _pass(
-    model: nn.Module, run: Callable[[], Any], units: Mapping[str, Unit], trials: Trials
+    model: nn.Module,
+    run: Callable[[], Any],
+    units: Mapping[str, Unit],
+    trials: Trials,
+    mixable: Collection[str] = (),
 ) -> list[TracedGroup]:
-    """The groups of a forward pass that are no outputs, by the units of rows of some layers."""
-    recorder = Recorder(model, units, trials)
+    """The groups of a forward pass that are no outputs, see ``Recorder``."""
+    recorder = Recorder(model, units, trials, mixable)
     with recorder:
         output = run()
     for leaf in tensors(output):

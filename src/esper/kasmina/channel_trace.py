@@ -1,7 +1,7 @@
 """A forward pass, followed function by function: whose channels lie where in each tensor."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
@@ -19,6 +19,8 @@ from esper.kasmina.layer_kinds import (
     Norm,
     channel_axis,
     has_weight_norm,
+    is_per_channel,
+    size_names,
 )
 from esper.kasmina.nested import map_leaves, tensors
 
@@ -52,6 +54,8 @@ class TracedGroup:
     readers: dict[str, int] = field(default_factory=dict)
     reason: str = ""
     is_mixed: bool = False
+    is_balanced: bool = False
+    """Whether its channels are mixed by a function that is taken to see their moments alone."""
     is_output: bool = False
     parts: list[tuple["TracedGroup | None", int]] = field(default_factory=list)
     """Of a concatenation, which has no writers: its groups and what belongs to none."""
@@ -75,6 +79,7 @@ class TracedGroup:
         self.readers |= other.readers
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
+        self.is_balanced |= other.is_balanced
 
     def coarsen(self, channels: int) -> None:
         """Take several channels as one, if there are more than so many."""
@@ -106,10 +111,24 @@ class Tag:
 
 
 class Recorder(TorchFunctionMode):
-    """Follows the channels of every layer through the functions of a forward pass."""
+    """Follows the channels of every layer through the functions of a forward pass.
 
-    def __init__(self, model: nn.Module, units: Mapping[str, Unit], trials: Trials):
+    Args:
+        model: the module.
+        units: by layer, what of its rows counts as a channel.
+        trials: filled by the pass.
+        mixable: layers whose channels a function may mix, if all of a group are among them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Mapping[str, Unit],
+        trials: Trials,
+        mixable: Collection[str] = (),
+    ):
         super().__init__()
+        self._mixable = set(mixable)
         self._model, self._units, self._trials, self._number = model, units, trials, 0
         self._weights = list[Tensor]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
@@ -202,7 +221,7 @@ class Recorder(TorchFunctionMode):
             self._recurrent(owner, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
             return outputs
         if len(tags) == 0:
-            return func(*args, **kwargs)
+            return self._of_parameters(inputs, func(*args, **kwargs))
         if name in _CONCATENATIONS and (concatenation := self._concatenation(*args, **kwargs)):
             output = func(*args, **kwargs)
             self._tags[id(output)] = output, concatenation
@@ -214,7 +233,13 @@ class Recorder(TorchFunctionMode):
         outputs = list(tensors(output))
         if not outputs or not locations:
             return output  # its shape, another number, or zeros of its shape
-        if len(locations) != len(outputs) or None in locations:
+        is_mixed = len(locations) != len(outputs) or None in locations
+        groups = {tag.group for tag in tags.values()}
+        if is_mixed and len(groups) == 1 and self._may_mix(*groups):
+            # Of a mean, a variance and the like nothing but the layer's own shape is followed.
+            starts = {x.shape: tags[id(x)].position for x in sources}
+            locations = [starts.get(y.shape) for y in outputs]
+        elif is_mixed:
             verb = "mixes its channels"
             if name in _LAYERS:
                 verb = "reads it with a weight of no known layer"
@@ -224,13 +249,27 @@ class Recorder(TorchFunctionMode):
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
-        first, *groups = sorted((tag.group for tag in tags.values()), key=self._all.index)
-        for group in groups:
+        first = min(groups, key=self._all.index)
+        for group in sorted(groups, key=self._all.index):
             self._tie(first, group)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
-            assert position is not None
-            self._tags[id(x)] = x, Tag(first, position, first.channels)
+            if position is not None:
+                self._tags[id(x)] = x, Tag(first, position, first.channels)
+        return output
+
+    def _may_mix(self, group: TracedGroup) -> bool:
+        """Whether a function may mix the channels of a group; it is noted that one does."""
+        group.is_balanced |= bool(group.writers) and self._mixable.issuperset(group.writers)
+        return group.is_balanced
+
+    def _of_parameters(self, inputs: list[Tensor], output: Any) -> Any:
+        """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``."""
+        owners = {self._owners.get(id(x), ("", self._model)) for x in inputs}
+        name, module = owners.pop() if len(owners) == 1 else ("", self._model)
+        if isinstance(output, Tensor) and not size_names(module) and not any(module.children()):
+            self._owners[id(output)] = name, module
+            self._weights.append(output)
         return output
 
     def _weight_of_norm(self, inputs: list[Tensor], weight: Tensor) -> Tensor:
@@ -326,7 +365,11 @@ class Recorder(TorchFunctionMode):
             name, module = self._owners[id(x)]
             if isinstance(module, Norm | nn.PReLU) and tag.is_contiguous:
                 self._note_companion(tag.group, name)
-            elif _is_per_channel(x, source, tag.position.axis, function):
+            elif not _is_applied_per_channel(x, source, tag.position.axis, function):
+                continue
+            elif tag.is_plain and is_per_channel(module, source.shape[tag.position.axis]):
+                self._note_companion(tag.group, name)
+            else:
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
 
@@ -368,7 +411,7 @@ class Recorder(TorchFunctionMode):
         return locations
 
 
-def _is_per_channel(parameter: Tensor, source: Tensor, axis: int, function: str) -> bool:
+def _is_applied_per_channel(parameter: Tensor, source: Tensor, axis: int, function: str) -> bool:
     """Whether a parameter that a function applies to an activation has an entry per channel."""
     if function not in _BROADCASTS:
         return parameter.numel() > 1

@@ -39,8 +39,41 @@ WEIGHT_NORMS = {f"{PREFIX}original1": f"{PREFIX}original0", "weight_v": "weight_
 
 
 def size_names(module: nn.Module) -> tuple[str, ...]:
-    """The attributes of a layer in ``SIZES``; none if it is another module."""
-    return next((names for kind, names in SIZES.items() if isinstance(module, kind)), ())
+    """The attributes of a layer in ``SIZES``, or of one that is like a layer norm; else none."""
+    is_norm = hasattr(module, "normalized_shape")
+    of_norm = ("normalized_shape", "normalized_shape") if is_norm else ()
+    return next((names for kind, names in SIZES.items() if isinstance(module, kind)), of_norm)
+
+
+def size_of(module: nn.Module, name: str) -> int:
+    """The size that a layer has in an attribute, of a shape its last one."""
+    value = getattr(module, name)
+    return int(value if isinstance(value, int) else value[-1])
+
+
+def width_of(module: nn.Module) -> int:
+    """How many channels a layer writes, or a companion of layers passes on."""
+    if names := size_names(module):
+        return size_of(module, names[0])
+    return next(x.shape[-1] for _, x in tensors_of(module))
+
+
+def set_size(module: nn.Module, name: str, size: int) -> None:
+    """Put a size into an attribute that holds a number or a shape."""
+    value = getattr(module, name)
+    setattr(module, name, size if isinstance(value, int) else (*value[:-1], size))
+
+
+def is_per_channel(module: nn.Module, channels: int) -> bool:
+    """Whether a module that is no layer has an entry per channel on the last axis of its tensors.
+
+    They are those of a layer norm, or of a module of the user's, such as a learned scale.
+    """
+    shapes = [x.shape for _, x in tensors_of(module)]
+    is_norm = bool(size_names(module))
+    return not any(module.children()) and all(
+        shape[-1] == channels and not (is_norm and len(shape) > 1) for shape in shapes
+    )
 
 
 def group_counts(module: nn.Module) -> tuple[str, ...]:
@@ -81,6 +114,8 @@ def rows_first(module: nn.Module, x: Tensor) -> Tensor:
     """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
     is_linear = isinstance(module, InputsFirst) and x.ndim > 1
+    if not size_names(module):
+        return x.transpose(0, -1)
     return x.transpose(0, 1) if is_convolution or is_linear else x
 
 

@@ -1,6 +1,7 @@
 """Which groups of channels a module lets become wider, tried in its forward pass."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.wider_layers import widen, zero_channels
+from esper.kasmina.new_channels import NewChannels, channel_sums, moment_mixture, zero_channels
+from esper.kasmina.wider_layers import widen
 from esper.leyline.errors import first_line
 
 EXACT = 1e-5
@@ -24,22 +26,40 @@ def wider_groups(
     It does not where a size is written into it, as in ``x.view(-1, 400)``.
     """
     groups, reasons = channel_groups(model, run)
-    before = run() if groups else None
-    for group in list(groups):
-        change = widen(model, group, zero_channels(model, group, group.channels))
-        try:
-            if not equal(before, run()):
-                reasons[group.name] = "its output would change"
-                groups.remove(group)
-        except Exception as error:
-            reasons[group.name] = (
-                "the forward pass takes no more channels, perhaps because they meet others or "
-                f"their number is written into it: {first_line(error)}"
-            )
-            groups.remove(group)
-        finally:
-            change.undo()
-    return groups, reasons
+    before, wide = run() if groups else None, list[ChannelGroup]()
+    for group in groups:
+        for each in (
+            [group] if group.origin == "random" else [group, replace(group, origin="copies")]
+        ):
+            reason = _problem(model, each, before, run)
+            if not reason:
+                wide.append(each)
+                reasons.pop(group.name, None)
+                break
+            reasons.setdefault(group.name, reason)
+    return wide, reasons
+
+
+def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[], Any]) -> str:
+    """Why a group cannot have twice as many channels; empty if it can."""
+    change = widen(model, group, _trial_channels(model, group))
+    try:
+        return "" if equal(before, run()) else "its output would change"
+    except Exception as error:
+        return (
+            "the forward pass takes no more channels, perhaps because they meet others or "
+            f"their number is written into it: {first_line(error)}"
+        )
+    finally:
+        change.undo()
+
+
+def _trial_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
+    """As many new channels of a group as it has."""
+    if group.origin == "random":
+        return zero_channels(model, group, group.channels)
+    mixture = moment_mixture(group, group.channels, torch.Generator().manual_seed(0))
+    return channel_sums(model, group, mixture)
 
 
 def equal(before: object, after: object) -> bool:

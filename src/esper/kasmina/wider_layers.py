@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,41 +12,23 @@ from torch.optim import Optimizer
 
 from esper.kasmina.attention_heads import head_attributes, head_counts
 from esper.kasmina.layer_kinds import (
-    WEIGHT_NORMS,
     gates_of,
     group_counts,
     holder_of,
     layer_and_key,
     reads_itself,
     rows_first,
+    set_size,
     size_names,
+    size_of,
     tensors_of,
     weight_name,
 )
 from esper.kasmina.nested import leaves
+from esper.kasmina.new_channels import NewChannels, channel_count, end_of
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
-
-
-@dataclass(frozen=True, slots=True)
-class NewChannels:
-    """What the new channels of a group start with.
-
-    Attributes:
-        entries: parameters and buffers of writers and companions, by their full name, with the new
-            channels on the first axis; of a recurrent layer ``[channels, gates, ...]``, and
-            the columns for its own hidden units end with the old ones, or include the new ones; of
-            a writer with units of rows ``[channels, gates, rows, ...]``.
-        count: number of new channels.
-    """
-
-    entries: Mapping[str, Tensor]
-    count: int
-
-    def choice(self, index: Tensor) -> "NewChannels":
-        """Some of these channels, in the memory of the CPU."""
-        return NewChannels({n: x[index].cpu() for n, x in self.entries.items()}, len(index))
 
 
 @dataclass
@@ -73,7 +54,7 @@ class Widening:
         for module, name, before, _ in self.exchanges:
             _put(module, name, before)
         for module, name, size in reversed(self.sizes):
-            setattr(module, name, size)
+            set_size(module, name, size)
         later = {id(after): before for _, _, before, after in self.exchanges}
         for optimizer in self.optimizers:
             _exchange(optimizer, later)
@@ -119,7 +100,7 @@ def widen(
         _join_weights(module)
         sizes = {*size_names(module), *group_counts(module)}
         for attribute in size_names(module)[:1] if is_writer else sizes:
-            size = getattr(module, attribute)
+            size = size_of(module, attribute)
             _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
@@ -145,47 +126,10 @@ def widen(
     return change
 
 
-def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
-    """How many channels of a companion or reader there are up to the last one of the group.
-
-    They are counted in the model, whose groups may have become wider since they were found.
-    """
-    end = 0
-    for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
-        end += channel_count(model, group, writer) if writer else length
-        if writer in group.writers:
-            break
-    return end
-
-
-def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> int:
-    """How many channels a writer has now, or each writer of the group."""
-    name = writer or group.writers[0]
-    module = model.get_submodule(name)
-    size: int = getattr(module, size_names(module)[0])
-    return size // prod(group.units.get(name, ()))
-
-
 def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
     """A tensor with new entries of an axis behind its first ``end`` ones."""
     size = x.shape[axis]
     return torch.cat([x.narrow(axis, 0, end), new, x.narrow(axis, end, size - end)], axis)
-
-
-def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
-    """So many channels of zeros."""
-    entries, channels = {}, channel_count(model, group)
-    for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        unit = (gates_of(module),) if isinstance(module, nn.RNNBase) else group.units.get(name, ())
-        for key, x in tensors_of(module):
-            size, *columns = rows_first(module, x).shape
-            rows = group.rows(name, size, channels) if name in group.companions else 1
-            rows_of_unit = (1, rows) if rows > 1 else unit
-            # A direction of 0 has no length.
-            value = float(key in WEIGHT_NORMS)
-            entries[f"{name}.{key}"] = x.new_full((count, *rows_of_unit, *columns), value)
-    return NewChannels(entries, count)
 
 
 FRESH = 0.01
@@ -230,7 +174,7 @@ def resize(
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
-        if not attributes or not differences:
+        if not differences or not (attributes or not any(module.children())):
             continue
         names.append(name)
         for key, x, like in differences:
@@ -246,7 +190,7 @@ def resize(
                     attributes += counts
                     sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
                 for attribute, size in zip(attributes, sizes, strict=False):
-                    setattr(module, attribute, size)
+                    set_size(module, attribute, size)
         _join_weights(module)
     if optimizer is not None:
         _exchange(optimizer, later)
@@ -263,7 +207,7 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     sizes = {}
     for name, module in model.named_modules():
         if names := size_names(module) or head_attributes(module):
-            sizes[name] = {key: getattr(module, key) for key in (*names, *group_counts(module))}
+            sizes[name] = {key: size_of(module, key) for key in (*names, *group_counts(module))}
     return sizes
 
 
@@ -276,7 +220,8 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     except AttributeError:
         return False
     before = holder.get(entry)
-    if before is None or before.ndim != len(shape) or not size_names(module):
+    is_layer = size_names(module) or not any(module.children())
+    if before is None or before.ndim != len(shape) or not is_layer:
         return False
     return all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
@@ -345,9 +290,9 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
 
 def _add(change: Widening, module: nn.Module, name: str, count: int) -> None:
     """Add to an attribute that holds a size."""
-    size = getattr(module, name)
+    size = size_of(module, name)
     change.sizes.append((module, name, size))
-    setattr(module, name, size + count)
+    set_size(module, name, size + count)
 
 
 def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:

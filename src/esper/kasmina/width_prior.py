@@ -7,8 +7,9 @@ import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import parameters_of, reads_itself, size_names, weight_name
-from esper.kasmina.wider_layers import channel_count, parameter_count
+from esper.kasmina.layer_kinds import parameters_of, reads_itself, size_names, weight_name, width_of
+from esper.kasmina.new_channels import channel_count
+from esper.kasmina.wider_layers import parameter_count
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
 """How many times as wide a layer may become."""
@@ -36,7 +37,7 @@ def planned_counts(
         cost: of so many times the parameters, in the unit of the score; it is paid for those that
             the module gets if all groups become as many times as wide.
     """
-    counts = [{group: round(group.channels * (f - 1.0)) for group in groups} for f in FACTORS]
+    counts = [{group: group.new_count(f - 1.0) for group in groups} for f in FACTORS]
     size = parameter_count(model)
     costs = [cost(wider_size(model, each) / size) for each in counts]
     plan = {}
@@ -73,7 +74,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
         channels = channel_count(model, group)
         for name in (*group.writers, *group.companions):
             layer = model.get_submodule(name)
-            size = getattr(layer, size_names(layer)[0])
+            size = width_of(layer)
             new = count * group.rows(name, size, channels)
             rows[name] = rows.get(name, 1.0) + new / size
         for name, block in group.readers.items():

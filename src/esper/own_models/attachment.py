@@ -19,7 +19,8 @@ from esper.leyline.actions import BLUEPRINTS
 
 SEED = "seed"
 """Name of the submodule that holds a seed."""
-
+SEED_GROUP = "seeds"
+"""Name of an optimizer's group into which all seeds go, if there is one."""
 
 REACH = 0.1
 """Norm of a branch in TRAINING, as a share of its activation's, towards which it learns."""

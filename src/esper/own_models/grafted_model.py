@@ -19,6 +19,7 @@ from esper.kasmina.slots import SlotSpec, stack_tables
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.actions import BLUEPRINTS, Style
 from esper.own_models.attachment import (
+    SEED_GROUP,
     attach,
     copied_state,
     detach,
@@ -29,9 +30,6 @@ from esper.own_models.attachment import (
 
 if TYPE_CHECKING:
     from esper.tolaria.results import EpochResult
-
-SEED_GROUP = "seeds"
-"""Name of an optimizer's group into which all seeds go, if there is one."""
 
 
 class GraftedModel:

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
+from esper.kasmina.new_channels import NewChannels, channel_sums
 from esper.kasmina.wider_groups import equal, wider_groups
-from esper.kasmina.wider_layers import NewChannels, Widening, parameter_count, widen
+from esper.kasmina.wider_layers import Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
 from esper.leyline.errors import UsageError, first_line, suggestion
 from esper.own_models.growth_result import price_of
@@ -181,10 +182,13 @@ class LayerGrowth:
                 del counts[group]
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
-            changes += [widen(each, group, new) for each in self.averages]
+            for each in self.averages:
+                alike = new if new.mixture is None else channel_sums(each, group, new.mixture)
+                changes.append(widen(each, group, alike))
             decimals = 0 if share >= 0.01 else 2
+            kind = "" if group.origin == "random" else f" {group.origin} of these,"
             self.lines.append(
-                f"{group.name}: {group.change(new.count)}, which explain "
+                f"{group.name}: {group.change(new.count)},{kind} which explain "
                 f"{100 * share:.{decimals}f} % of the gradient that the others leave"
             )
         return changes
@@ -202,10 +206,11 @@ class LayerGrowth:
         if self.factor is None:
             counts = planned_counts(self.model, groups, self.cost)
         else:
-            extra = {group: round(group.channels * (self.factor - 1.0)) for group in groups}
+            extra = {group: group.new_count(self.factor - 1.0) for group in groups}
             counts = {group: count for group, count in extra.items() if count}
         while most is not None and counts and wider_size(self.model, counts) > most:
-            counts = {group: count // 2 for group, count in counts.items() if count > 1}
+            halves = {group: group.half(count) for group, count in counts.items()}
+            counts = {group: count for group, count in halves.items() if count}
         if not counts:
             enough = "the layers are wide enough" if groups else "no hidden layer of a known kind"
             self._say_nothing(reasons, enough)

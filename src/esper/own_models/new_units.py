@@ -18,16 +18,21 @@ from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import (
-    WEIGHT_NORMS,
-    Norm,
     channel_axis,
     free_weight,
     layer_and_key,
     reads_itself,
     rows_first,
-    tensors_of,
 )
-from esper.kasmina.wider_layers import NewChannels, channel_count, end_of, widen, zero_channels
+from esper.kasmina.new_channels import (
+    NewChannels,
+    channel_count,
+    channel_sums,
+    end_of,
+    moment_mixture,
+    random_channels,
+)
+from esper.kasmina.wider_layers import widen
 from esper.own_models.samples import random_state_kept
 
 CANDIDATES = 256
@@ -65,9 +70,12 @@ def propose(
         the channels, and how much of the squared gradient behind the group they explain that those
         before them do not, in [0, 1], to first order.
     """
-    number = max(CANDIDATES * group.channels // group.width, 4 * count)
     trial = copy.deepcopy(model)
-    candidates = _candidates(trial, group, number, group.channels + count, generator)
+    if group.origin == "random":
+        number = max(CANDIDATES * group.channels // group.width, 4 * count)
+        candidates = random_channels(trial, group, number, group.channels + count, generator)
+    else:
+        candidates = channel_sums(trial, group, moment_mixture(group, count, generator))
     widen(trial, group, candidates)
     trial.requires_grad_(False)
     records: dict[str, Record] = {name: ([], []) for name in group.readers}
@@ -82,34 +90,10 @@ def propose(
     for handle in handles:
         handle.remove()
     index, share = _pursuit(trial, group, count, records)
+    if group.origin != "random":
+        return candidates.choice(index), share
     new = _with_statistics(trial, group, candidates).choice(index)
     return _joined(model, group, new, generator), share
-
-
-def _candidates(
-    model: nn.Module, group: ChannelGroup, count: int, channels: int, generator: torch.Generator
-) -> NewChannels:
-    """Random channels whose incoming weights are as large as those that are there.
-
-    Those of a recurrent layer are as large as torch draws them, uniformly within C^-1/2, for one of
-    ``channels`` hidden units: as large as trained ones of a small layer they generalise worse.
-    """
-    entries = dict(zero_channels(model, group, count).entries)
-    for full, zeros in entries.items():
-        name, key = layer_and_key(full)
-        layer = model.get_submodule(name)
-        if isinstance(layer, Norm):
-            entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
-            continue
-        old = dict(tensors_of(layer))[key].detach()
-        size = old.square().mean().sqrt()
-        if isinstance(layer, nn.RNNBase):
-            size = size.new_full((), (3.0 * channels) ** -0.5)
-        if key in WEIGHT_NORMS.values() or isinstance(layer, nn.PReLU):
-            entries[full] = zeros + size
-            continue
-        entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
-    return NewChannels(entries, count)
 
 
 def _joined(

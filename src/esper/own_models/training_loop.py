@@ -21,11 +21,17 @@ from esper.kasmina.wider_layers import layer_sizes, parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
 from esper.own_models import loading
-from esper.own_models.attachment import copied_state, grown_seeds, optimizer_of, strip, updates
+from esper.own_models.attachment import (
+    SEED_GROUP,
+    copied_state,
+    grown_seeds,
+    optimizer_of,
+    strip,
+    updates,
+)
 from esper.own_models.best_epoch import BestEpoch
 from esper.own_models.controller import Growth
 from esper.own_models.figure_intervals import interval, sample_values
-from esper.own_models.grafted_model import SEED_GROUP
 from esper.own_models.growth_result import EpochRecord, GrowthResult, comparable
 from esper.own_models.objectives import Evaluator, Objective, Scale, Validation, autocast
 from esper.own_models.options import GrowOptions, to_resume

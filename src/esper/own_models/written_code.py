@@ -32,15 +32,16 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
     for name, sizes in WIDTHS.items():
         layer = model.get_submodule(name)
         for key, size in sizes.items():
-            setattr(layer, key, size)
-        for path, part in layer.named_modules(prefix=name):
-            for key, before in [*part._parameters.items(), *part._buffers.items()]:
-                value = state.get(f"{path}.{key}")
-                if before is None or value is None or value.shape == before.shape:
-                    continue
-                is_parameter = isinstance(before, nn.Parameter)
-                value = torch.empty_like(value)
-                setattr(part, key, nn.Parameter(value) if is_parameter else value)
+            is_number = isinstance(getattr(layer, key), int)
+            setattr(layer, key, size if is_number else (size,))
+    for path, part in model.named_modules():
+        for key, before in [*part._parameters.items(), *part._buffers.items()]:
+            value = state.get(f"{path}.{key}")
+            if before is None or value is None or value.shape == before.shape:
+                continue
+            is_parameter = isinstance(before, nn.Parameter)
+            value = torch.empty_like(value)
+            setattr(part, key, nn.Parameter(value) if is_parameter else value)
     model.load_state_dict(state)
     return model
 '''

@@ -159,14 +159,10 @@ def test_the_feed_names_the_slot_of_the_task_that_was_played_in_that_round(tmp_p
         )  # fmt: skip
 
     run = write(tmp_path / "run", [
-        both,
-        EpisodeStarted(time=1.0, round=1, task=["a", "b"], host_parameters=[1, 2]),
-        germination(1, 0, 1),
-        germination(1, 1, 0),
-        EpisodeStarted(time=2.0, round=2, task=["b", "a"], host_parameters=[2, 1]),
-        step(2, 1),
-        germination(2, 0, 0),
-        germination(3, 0, 0),
+        both, EpisodeStarted(time=1.0, round=1, task=["a", "b"], host_parameters=[1, 2]),
+        germination(1, 0, 1), germination(1, 1, 0),
+        EpisodeStarted(time=2.0, round=2, task=["b", "a"], host_parameters=[2, 1]), step(2, 1),
+        germination(2, 0, 0), germination(3, 0, 0),
     ])  # fmt: skip
     lines = feed(opened(run).moment(), 9, DARK).plain.split("\n")
     assert [line.split("norm in ")[1] for line in lines] == ["slot 0", "b0", "b0", "a1"]

@@ -174,16 +174,12 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         slot=int(inputs.slot[row]),
         seeds=[
             Seed(
-                stage_before=Stage(int(before.stage[s])),
-                stage=Stage(int(after.stage[s])),
-                age_before=int(before.stage_age[s]),
-                age=int(after.stage_age[s]),
-                alpha_before=float(before.alpha[s]),
-                alpha=float(after.alpha[s]),
+                stage_before=Stage(int(before.stage[s])), stage=Stage(int(after.stage[s])),
+                age_before=int(before.stage_age[s]), age=int(after.stage_age[s]),
+                alpha_before=float(before.alpha[s]), alpha=float(after.alpha[s]),
                 contribution=float(inputs.contribution[row, s]),
                 birth_accuracy=float(inputs.birth_accuracy[row, s]),
-                parameters=int(inputs.seed_parameters[row, s]),
-                credit=float(inputs.credit[row, s]),
+                parameters=int(inputs.seed_parameters[row, s]), credit=float(inputs.credit[row, s]),
             )
             for s in range(len(before.stage))
         ],
@@ -198,4 +194,4 @@ def moment(inputs: RewardInputs, row: int) -> Moment:
         step=inputs.step,
         loss=float(inputs.loss[row]),
         previous_loss=float(inputs.previous_loss[row]),
-    )
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""What new channels of a group start with: zeros, random weights, or sums of the present ones."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.layer_kinds import (
+    WEIGHT_NORMS,
+    Norm,
+    gates_of,
+    layer_and_key,
+    rows_first,
+    size_names,
+    tensors_of,
+)
+
+if TYPE_CHECKING:
+    from esper.kasmina.channel_groups import ChannelGroup
+
+
+@dataclass(frozen=True, slots=True)
+class NewChannels:
+    """What the new channels of a group start with.
+
+    Attributes:
+        entries: parameters and buffers of writers and companions, by their full name, with the new
+            channels on the first axis; of a recurrent layer ``[channels, gates, ...]``, and
+            the columns for its own hidden units end with the old ones, or include the new ones; of
+            a writer with units of rows ``[channels, gates, rows, ...]``.
+        count: number of new channels.
+        mixture: of which of the channels that are there they are sums, ``[count, channels]``; None
+            where they are others.
+    """
+
+    entries: Mapping[str, Tensor]
+    count: int
+    mixture: Tensor | None = None
+
+    def choice(self, index: Tensor) -> "NewChannels":
+        """Some of these channels, in the memory of the CPU."""
+        mixture = None if self.mixture is None else self.mixture[index]
+        entries = {name: x[index].cpu() for name, x in self.entries.items()}
+        return NewChannels(entries, len(index), mixture)
+
+
+def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
+    """How many channels of a companion or reader there are up to the last one of the group.
+
+    They are counted in the model, whose groups may have become wider since they were found.
+    """
+    end = 0
+    for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
+        end += channel_count(model, group, writer) if writer else length
+        if writer in group.writers:
+            break
+    return end
+
+
+def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> int:
+    """How many channels a writer has now, or each writer of the group."""
+    name = writer or group.writers[0]
+    module = model.get_submodule(name)
+    size: int = getattr(module, size_names(module)[0])
+    return size // prod(group.units.get(name, ()))
+
+
+def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> NewChannels:
+    """Channels that are sums of those that are there, ``mixture [count, channels]``."""
+    entries, channels = {}, channel_count(model, group)
+    for name in (*group.writers, *group.companions):
+        module = model.get_submodule(name)
+        gates = group.units.get(name, (gates_of(module),))[0]
+        end = end_of(model, group, name) if name in group.layouts else None
+        for key, x in tensors_of(module):
+            rows = rows_first(module, x.detach())
+            rows = rows if end is None else rows[end - channels : end]
+            units = rows.unflatten(0, (gates, channels, -1)).transpose(0, 1)
+            sums = mixture.to(x.device, torch.float64) @ units.double().flatten(1)
+            entry = sums.to(x.dtype).unflatten(1, units.shape[1:])
+            if name not in group.units and units.shape[2] == 1:
+                entry = entry.flatten(1, 2) if isinstance(module, nn.RNNBase) else entry[:, 0, 0]
+            entries[f"{name}.{key}"] = entry
+    return NewChannels(entries, len(mixture), mixture)
+
+
+def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
+    """So many channels of zeros."""
+    zeros = torch.zeros(count, channel_count(model, group))
+    entries = {}
+    for full, x in channel_sums(model, group, zeros).entries.items():
+        name, key = layer_and_key(full)
+        module = model.get_submodule(name)
+        # A direction of 0 has no length, and by a scale of 0 a module may divide.
+        is_layer, old = size_names(module), dict(tensors_of(module))[key]
+        value = float(key in WEIGHT_NORMS) if is_layer else float(old.float().mean())
+        entries[full] = torch.full_like(x, value)
+    return NewChannels(entries, count)
+
+
+def random_channels(
+    model: nn.Module, group: "ChannelGroup", count: int, channels: int, generator: torch.Generator
+) -> NewChannels:
+    """Random channels whose incoming weights are as large as those that are there.
+
+    Those of a recurrent layer are as large as torch draws them, uniformly within C^-1/2, for one of
+    ``channels`` hidden units: as large as trained ones of a small layer they generalise worse.
+    """
+    entries = dict(zero_channels(model, group, count).entries)
+    for full, zeros in entries.items():
+        name, key = layer_and_key(full)
+        layer = model.get_submodule(name)
+        if not size_names(layer):
+            continue  # the mean over those that are there
+        if isinstance(layer, Norm):
+            entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
+            continue
+        old = dict(tensors_of(layer))[key].detach()
+        size = old.square().mean().sqrt()
+        if isinstance(layer, nn.RNNBase):
+            size = size.new_full((), (3.0 * channels) ** -0.5)
+        if key in WEIGHT_NORMS.values() or isinstance(layer, nn.PReLU):
+            entries[full] = zeros + size
+            continue
+        entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
+    return NewChannels(entries, count)
+
+
+def moment_mixture(group: "ChannelGroup", count: int, generator: torch.Generator) -> Tensor:
+    """A mixture that leaves mean and mean square over all channels as they are, ``[count, C]``.
+
+    ``count`` is a multiple of the C channels. Copies do; so do products with orthogonal matrices
+    that leave the sum as it is, which are other functions of the input and learn faster.
+    """
+    size, parts = group.channels, list[Tensor]()
+    for _ in range(count // size):
+        draws = torch.randn(2, size, size, generator=generator, dtype=torch.float64)
+        draws[0, :, 0] = 1.0  # the direction that stays
+        basis, rotation = torch.linalg.qr(draws[0])[0], torch.eye(size, dtype=torch.float64)
+        rotation[1:, 1:] = torch.linalg.qr(draws[1, 1:, 1:])[0]
+        parts.append(basis @ rotation @ basis.T if group.origin == "mixtures" else torch.eye(size))
+    return torch.cat(parts)
