@@ -100,6 +100,20 @@ def test_mixtures_have_the_mean_and_mean_square_of_what_they_are_of() -> None:
     assert torch.equal(starts.moment_mixture(copies, 10, generator), torch.eye(5).repeat(2, 1))
 
 
+def test_copies_of_a_channel_keep_the_function_and_learn_something_else() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["normed reader"]
+    model, x = make(), inputs()
+    (group,) = groups_of(model, x)[0]
+    before = model(x)
+    generator = torch.Generator().manual_seed(0)
+    widen(model, group, starts.balanced_channels(model, group, 3 * group.channels, generator))
+    torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+    trained(model, x, 5, torch.optim.Adam)
+    units = model.lstm.bias_ih_l0.detach().view(4, 4, 5)  # gates, copies, units
+    assert torch.pdist(units.transpose(0, 1).flatten(1)).min() > 1e-3
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(host: str) -> None:
     torch.manual_seed(0)

@@ -83,8 +83,9 @@ class ChannelGroup:
         return 1 if layer in self.layouts else size // channels
 
 
-MOST_PASSES = 12
-"""Forward passes that try units of rows."""
+MOST_PASSES, MOST_BALANCED = 12, 512
+"""Forward passes that try units of rows, and channels that may become more behind a norm of them:
+trying it multiplies matrices of that size."""
 
 
 def channel_groups(
@@ -123,7 +124,11 @@ def channel_groups(
         groups = _pass(model, run, units, trials)
     mixable = {name for group in groups if group.is_mixed for name in group.writers}
     again = _pass(model, run, units, trials, mixable) if mixable else []
-    candidates = {g.writers[0]: g for g in again if g.is_balanced and mixable.issuperset(g.writers)}
+    candidates = {
+        g.writers[0]: g
+        for g in again
+        if g.is_balanced and mixable.issuperset(g.writers) and g.channels <= MOST_BALANCED
+    }
     wide, reasons = [], {}
     for group in groups:
         one = group

@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.new_channels import NewChannels, channel_sums, moment_mixture, zero_channels
+from esper.kasmina.new_channels import NewChannels, balanced_channels, zero_channels
 from esper.kasmina.wider_layers import widen
 from esper.leyline.errors import first_line
 
@@ -58,8 +58,7 @@ def _trial_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
     """As many new channels of a group as it has."""
     if group.origin == "random":
         return zero_channels(model, group, group.channels)
-    mixture = moment_mixture(group, group.channels, torch.Generator().manual_seed(0))
-    return channel_sums(model, group, mixture)
+    return balanced_channels(model, group, group.channels, torch.Generator().manual_seed(0))
 
 
 def equal(before: object, after: object) -> bool:

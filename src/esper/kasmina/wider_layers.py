@@ -107,8 +107,9 @@ def widen(
         key = weight_name(module)
         weight = rows_first(module, module.get_parameter(key))
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        end = block * ends[name]
-        value = rows_first(module, _insert(weight, zeros, end, axis=1))
+        end, columns = block * ends[name], new.columns.get(name)
+        entry = zeros if columns is None else columns.to(weight).view_as(zeros)
+        value = rows_first(module, _insert(weight, entry, end, axis=1))
         _replace(change, module, key, value)
         change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
         _add(change, module, size_names(module)[1], block * new.count)

@@ -7,6 +7,7 @@ blocks becomes twice as deep. What would change the outputs of the module is ref
 import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -183,8 +184,8 @@ class LayerGrowth:
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             for each in self.averages:
-                alike = new if new.mixture is None else channel_sums(each, group, new.mixture)
-                changes.append(widen(each, group, alike))
+                of_each = new if new.mixture is None else channel_sums(each, group, new.mixture)
+                changes.append(widen(each, group, replace(of_each, columns=new.columns)))
             decimals = 0 if share >= 0.01 else 2
             kind = "" if group.origin == "random" else f" {group.origin} of these,"
             self.lines.append(

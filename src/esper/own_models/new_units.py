@@ -26,10 +26,9 @@ from esper.kasmina.layer_kinds import (
 )
 from esper.kasmina.new_channels import (
     NewChannels,
+    balanced_channels,
     channel_count,
-    channel_sums,
     end_of,
-    moment_mixture,
     random_channels,
 )
 from esper.kasmina.wider_layers import widen
@@ -75,7 +74,7 @@ def propose(
         number = max(CANDIDATES * group.channels // group.width, 4 * count)
         candidates = random_channels(trial, group, number, group.channels + count, generator)
     else:
-        candidates = channel_sums(trial, group, moment_mixture(group, count, generator))
+        candidates = balanced_channels(model, group, count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
     records: dict[str, Record] = {name: ([], []) for name in group.readers}
@@ -91,7 +90,7 @@ def propose(
         handle.remove()
     index, share = _pursuit(trial, group, count, records)
     if group.origin != "random":
-        return candidates.choice(index), share
+        return candidates, share
     new = _with_statistics(trial, group, candidates).choice(index)
     return _joined(model, group, new, generator), share
 
