@@ -359,6 +359,20 @@ def normed() -> nn.Module:
     )  # fmt: skip
 
 
+class Twice(nn.Module):
+    """A norm of layers whose weights have norms, which is called behind each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = (
+            weight_norm(nn.Linear(*n)) for n in ((6, 4), (4, 4), (4, 3))
+        )
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.two(self.norm(self.one(x)).relu())).relu())
+
+
 def normed_maps() -> nn.Module:
     """Convolutions behind which norms see all channels, of each pixel or of the map."""
     return nn.Sequential(
@@ -402,9 +416,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "slopes": (
         lambda: nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
-            nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 36, 6), nn.PReLU(6), nn.Linear(6, 3),
+            nn.PReLU(4), nn.Flatten(), nn.Linear(4 * 36, 6), nn.PReLU(6), nn.Linear(6, 5),
+            nn.PReLU(), nn.Linear(5, 3),
         ),
-        lambda: torch.randn(8, 1, 8, 8), ("0", "4"),
+        lambda: torch.randn(8, 1, 8, 8), ("0", "4", "6"),
     ),
     "convolutions": (flattening, lambda: torch.randn(8, 1, 8, 8), ("0", "4")),
     "sequences": (sequences, lambda: torch.randn(8, 1, 40), ("0", "3")),
@@ -421,6 +436,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         lambda: torch.randn(8, 1, 8, 8), ("0", "3"),
     ),
     "normed": (normed, lambda: torch.randn(8, 6), ("0", "3", "6", "9")),
+    "twice": (Twice, lambda: torch.randn(8, 6), ("one + two",)),
     "normed maps": (normed_maps, lambda: torch.randn(8, 1, 8, 8), ("0", "3")),
     "normed reader": (NormedReader, lambda: torch.randn(8, 6, 4), ("lstm",)),
     "scatter": (Scatter, lambda: torch.randn(8, 6), ("inner", "outer")),

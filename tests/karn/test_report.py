@@ -189,14 +189,11 @@ def test_lives_are_followed_to_their_ends(tmp_path: Path) -> None:
     events = [
         changed(1, 1, "GERMINATED", environment=0),
         changed(1, 2, "GERMINATED", environment=1, slot=1, blueprint="attention"),
-        changed(1, 2, "TRAINING", environment=0),
-        changed(1, 3, "PRUNED", environment=1, slot=1),
+        changed(1, 2, "TRAINING", environment=0), changed(1, 3, "PRUNED", environment=1, slot=1),
         changed(1, 4, "EMBARGOED", environment=1, slot=1),
-        changed(1, 3, "GERMINATED", environment=2),
-        changed(1, 4, "DORMANT", environment=2),
-        changed(1, 5, "GERMINATED", environment=3),
-        changed(1, 5, "FOSSILISED", environment=0),
-    ]
+        changed(1, 3, "GERMINATED", environment=2), changed(1, 4, "DORMANT", environment=2),
+        changed(1, 5, "GERMINATED", environment=3), changed(1, 5, "FOSSILISED", environment=0),
+    ]  # fmt: skip
     lives = RunData(write_run(tmp_path / "run", [started(), *events, outcome(1)])).lives
     outcomes = {(b.blueprint, b.slot, b.step): b.outcome for b in lives.seed_counts[1]}
     assert outcomes == {

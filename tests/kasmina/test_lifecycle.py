@@ -67,14 +67,11 @@ class World:
                 slots=[Slot() for _ in range(slots)],
                 kinds=[set(np.flatnonzero(row).tolist()) for row in growing],
                 training_age=scaled_age(10, episode_length),
-                prune_age=scaled_age(5, episode_length),
-                embargo=scaled_age(5, episode_length),
-                max_seeds=max_seeds,
-                strict=strict,
-                one_at_a_time=one_at_a_time,
+                prune_age=scaled_age(5, episode_length), embargo=scaled_age(5, episode_length),
+                max_seeds=max_seeds, strict=strict, one_at_a_time=one_at_a_time,
             )
             for _ in range(ENVIRONMENTS)
-        ]
+        ]  # fmt: skip
         self.guided = self.random.random(ENVIRONMENTS) ** 0.2
 
     def measure(self) -> SeedSignals:

@@ -15,7 +15,7 @@ from esper.kasmina.wider_layers import layer_sizes
 from esper.leyline.errors import UsageError
 from esper.own_models import layer_growth
 from own_modules import loader, unchanged
-from wide_modules import multilayer, normed
+from wide_modules import Twice, multilayer, normed
 
 
 class Loop:
@@ -108,7 +108,9 @@ def enlarge(function: str, loop: Loop, **more: Any) -> esper.Enlargement:
 
 
 @pytest.mark.parametrize(
-    ("function", "maker"), [*MAKERS.items(), ("widen", normed)], ids=[*MAKERS, "normed"]
+    ("function", "maker"),
+    [*MAKERS.items(), ("widen", normed), ("widen", Twice)],
+    ids=[*MAKERS, "normed", "twice"],
 )
 def test_a_loop_goes_on_with_a_larger_model_that_computes_the_same(
     function: str, maker: Callable[[], nn.Module]

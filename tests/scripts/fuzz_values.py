@@ -152,18 +152,11 @@ INVALID: dict[str, list[Any]] = {
         *("null\x00byte", "\x1b[2J", "x" * 61, LONG),
     ],
     "telemetry_dir": [
-        "",
-        "file.txt",
-        "file.txt/below",
-        "/dev/null/x",
-        "/proc/nowhere",
-        LONG,
-        "new/" + LONG,
-        "~nosuchuser/x",
-        "null\x00byte",
+        "", "file.txt", "file.txt/below", "/dev/null/x", "/proc/nowhere", LONG, "new/" + LONG,
+        "~nosuchuser/x", "null\x00byte",
     ],
     "seed": [-1, 2**32],
-}
+}  # fmt: skip
 """Values that must be refused, where the type allows them."""
 
 

@@ -234,14 +234,11 @@ def test_an_update_far_from_its_target_changes_the_next_learning_rate() -> None:
     [
         ({"lr_adaptive_kl": 0.01, "lr_decay": "cosine"}, "lr_adaptive_kl"),
         ({"lr_warmup_frac": 0.1, "lr_warmup_steps": 3}, "lr_warmup_steps"),
-        ({"lr_warmup_frac": 1.5}, "lr_warmup_frac"),
-        ({"lr_warmup_steps": -1}, "lr_warmup_steps"),
-        ({"lr_end_factor": 0.0}, "lr_end_factor"),
-        ({"lr_decay": "exponential"}, "lr_decay"),
-        ({"lr_decay_steps": 0}, "lr_decay_steps"),
-        ({"clip_end_factor": 2.0}, "clip_end_factor"),
+        ({"lr_warmup_frac": 1.5}, "lr_warmup_frac"), ({"lr_warmup_steps": -1}, "lr_warmup_steps"),
+        ({"lr_end_factor": 0.0}, "lr_end_factor"), ({"lr_decay": "exponential"}, "lr_decay"),
+        ({"lr_decay_steps": 0}, "lr_decay_steps"), ({"clip_end_factor": 2.0}, "clip_end_factor"),
     ],
-)
+)  # fmt: skip
 def test_invalid_settings_are_refused(settings: dict, field: str) -> None:
     with pytest.raises(UsageError, match=f"^{field}: "):
         check(unflatten(settings, TrainConfig()))

@@ -249,8 +249,9 @@ class Recorder(TorchFunctionMode):
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
-        first = min(groups, key=self._all.index)
-        for group in sorted(groups, key=self._all.index):
+        roots = sorted({self._root(group) for group in groups}, key=self._all.index)
+        first = roots[0]
+        for group in roots:
             self._tie(first, group)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
@@ -363,6 +364,8 @@ class Recorder(TorchFunctionMode):
         """Note the module whose parameters or buffers a function applies to the channels."""
         for x in (x for x in inputs if id(x) in self._owners):
             name, module = self._owners[id(x)]
+            if x.numel() == 1 < tag.channels:
+                continue  # one slope or scale for all of them
             if isinstance(module, Norm | nn.PReLU) and tag.is_contiguous:
                 self._note_companion(tag.group, name)
             elif not _is_applied_per_channel(x, source, tag.position.axis, function):

@@ -40,7 +40,8 @@ WEIGHT_NORMS = {f"{PREFIX}original1": f"{PREFIX}original0", "weight_v": "weight_
 
 def size_names(module: nn.Module) -> tuple[str, ...]:
     """The attributes of a layer in ``SIZES``, or of one that is like a layer norm; else none."""
-    is_norm = hasattr(module, "normalized_shape")
+    shape = getattr(module, "normalized_shape", None)
+    is_norm = isinstance(shape, int | tuple | list) and bool(shape)
     of_norm = ("normalized_shape", "normalized_shape") if is_norm else ()
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), of_norm)
 

@@ -1,6 +1,6 @@
 """What new channels of a group start with: zeros, random weights, or sums of the present ones."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -71,9 +71,9 @@ def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> 
     return size // prod(group.units.get(name, ()))
 
 
-def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> NewChannels:
-    """Channels that are sums of those that are there, ``mixture [count, channels]``."""
-    entries, channels = {}, channel_count(model, group)
+def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Tensor]]:
+    """Full names of parameters and buffers, and the channels that are there, as in ``entries``."""
+    channels = channel_count(model, group)
     for name in (*group.writers, *group.companions):
         module = model.get_submodule(name)
         gates = group.units.get(name, (gates_of(module),))[0]
@@ -82,25 +82,30 @@ def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> Ne
             rows = rows_first(module, x.detach())
             rows = rows if end is None else rows[end - channels : end]
             units = rows.unflatten(0, (gates, channels, -1)).transpose(0, 1)
-            sums = mixture.to(x.device, torch.float64) @ units.double().flatten(1)
-            entry = sums.to(x.dtype).unflatten(1, units.shape[1:])
             if name not in group.units and units.shape[2] == 1:
-                entry = entry.flatten(1, 2) if isinstance(module, nn.RNNBase) else entry[:, 0, 0]
-            entries[f"{name}.{key}"] = entry
+                units = units.flatten(1, 2) if isinstance(module, nn.RNNBase) else units[:, 0, 0]
+            yield f"{name}.{key}", units
+
+
+def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> NewChannels:
+    """Channels that are sums of those that are there, ``mixture [count, channels]``."""
+    entries = {}
+    for full, x in _present(model, group):
+        kind = torch.promote_types(x.dtype, torch.float64)  # which not every device has
+        sums = mixture.to(kind) @ x.cpu().to(kind).reshape(len(x), -1)
+        entries[full] = sums.to(x.dtype).view(-1, *x.shape[1:])
     return NewChannels(entries, len(mixture), mixture)
 
 
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
     """So many channels of zeros."""
-    zeros = torch.zeros(count, channel_count(model, group))
     entries = {}
-    for full, x in channel_sums(model, group, zeros).entries.items():
+    for full, x in _present(model, group):
         name, key = layer_and_key(full)
-        module = model.get_submodule(name)
         # A direction of 0 has no length, and by a scale of 0 a module may divide.
-        is_layer, old = size_names(module), dict(tensors_of(module))[key]
-        value = float(key in WEIGHT_NORMS) if is_layer else float(old.float().mean())
-        entries[full] = torch.full_like(x, value)
+        is_layer = size_names(model.get_submodule(name))
+        value = float(key in WEIGHT_NORMS) if is_layer else float(x.float().mean())
+        entries[full] = x.new_full((count, *x.shape[1:]), value)
     return NewChannels(entries, count)
 
 
@@ -150,15 +155,16 @@ def balanced_channels(
     columns = {}
     for name, block in group.readers.items() if group.origin == "copies" else ():
         module = model.get_submodule(name)
-        weight = rows_first(module, module.get_parameter(weight_name(module))).detach()
+        if weight_name(module) != "weight":
+            continue  # by a weight norm, columns change how long the others are
+        weight = rows_first(module, module.get_parameter("weight")).detach()
         shape = len(weight), count // group.channels, group.channels, block, *weight.shape[2:]
         draws = torch.randn(shape, generator=generator).to(weight)
         differences = (
             (draws - draws.mean(1, keepdim=True)) * DIFFERENCE * weight.square().mean().sqrt()
         )
         columns[name] = differences.flatten(1, 2).cpu()
-    entries = {name: x.cpu() for name, x in sums.entries.items()}
-    return replace(sums, entries=entries, columns=columns)
+    return replace(sums, columns=columns)
 
 
 def moment_mixture(group: "ChannelGroup", count: int, generator: torch.Generator) -> Tensor:

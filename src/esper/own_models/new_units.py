@@ -5,7 +5,8 @@ The gradient of a candidate's outgoing weights is the correlation of its activat
 left of the gradient at the layers behind. Channels are taken one after the other, each by the
 decrease of the squared gradient that no channel before it explains: orthogonal matching pursuit, in
 the space in which TINY (Verbockhaven et al., 2024) takes singular vectors, as GradMax (Evci et
-al., 2022) does without the correlations.
+al., 2022) does without the correlations. Behind a norm of all channels there is no such choice:
+the new ones are mixtures or copies of those that are there.
 """
 
 import copy

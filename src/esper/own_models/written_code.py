@@ -37,7 +37,9 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
     for path, part in model.named_modules():
         for key, before in [*part._parameters.items(), *part._buffers.items()]:
             value = state.get(f"{path}.{key}")
-            if before is None or value is None or value.shape == before.shape:
+            if before is None or value is None or nn.parameter.is_lazy(before):
+                continue
+            if value.shape == before.shape:
                 continue
             is_parameter = isinstance(before, nn.Parameter)
             value = torch.empty_like(value)

@@ -75,8 +75,7 @@ def state_of(head: str, metrics: dict[str, Any]) -> State:
 @pytest.mark.parametrize(
     ("metrics", "state"),
     [
-        ({}, State.MISSING),
-        ({"head_grad_norms/op": None, "head_entropy/op": 1.0}, State.MISSING),
+        ({}, State.MISSING), ({"head_grad_norms/op": None, "head_entropy/op": 1.0}, State.MISSING),
         ({"head_grad_norms/op": "NaN", "head_entropy/op": 1.0}, State.NOT_FINITE),
         ({"head_grad_norms/op": "Infinity", "head_entropy/op": 1.0}, State.NOT_FINITE),
         ({"head_grad_norms/op": 0.1, "head_entropy/op": "NaN"}, State.NOT_FINITE),
@@ -91,7 +90,7 @@ def state_of(head: str, metrics: dict[str, Any]) -> State:
         ({"head_grad_norms/op": 0.1, "head_entropy/op": 1.0}, State.HEALTHY),
         ({"head_grad_norms/op": 0.1}, State.HEALTHY),
     ],
-)
+)  # fmt: skip
 def test_the_state_of_a_head(metrics: dict[str, Any], state: State) -> None:
     assert state_of("op", metrics) is state
 

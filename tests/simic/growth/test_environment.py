@@ -284,16 +284,13 @@ def test_an_episode_repeats_in_the_same_bits_and_another_differs(garden) -> None
 # --- actions ----------------------------------------------------------------------------------
 
 ILLEGAL = [
-    canonical_action(op=Op.ADVANCE, slot=1),
-    canonical_action(op=Op.FOSSILISE),
-    canonical_action(op=Op.PRUNE, slot=1),
-    canonical_action(op=Op.SET_ALPHA_TARGET),
+    canonical_action(op=Op.ADVANCE, slot=1), canonical_action(op=Op.FOSSILISE),
+    canonical_action(op=Op.PRUNE, slot=1), canonical_action(op=Op.SET_ALPHA_TARGET),
     canonical_action(op=Op.GERMINATE, blueprint=0),
     canonical_action(op=Op.GERMINATE, blueprint=BLUEPRINTS.index("lora")),
-    canonical_action(op=Op.GERMINATE, blueprint=1, slot=2),
-    canonical_action(op=Op.WAIT, slot=-1),
+    canonical_action(op=Op.GERMINATE, blueprint=1, slot=2), canonical_action(op=Op.WAIT, slot=-1),
     canonical_action(op=9),
-]
+]  # fmt: skip
 
 
 def test_an_illegal_action_has_the_effect_of_wait() -> None:
