@@ -344,10 +344,12 @@ class Scale(nn.Module):
     def __init__(self, channels: int, norm: bool = True) -> None:
         super().__init__()
         self.scale, self.norm = nn.Parameter(torch.linspace(0.5, 1.5, channels)), norm
+        self.normalized_shape = [channels] if norm else None
 
     def forward(self, x: Tensor) -> Tensor:
         size = x.square().mean(1, keepdim=True).add(1e-6).sqrt() if self.norm else 1.0
-        return x / size * self.scale.view(-1, *[1] * (x.ndim - 2))
+        shape = *(self.normalized_shape or [-1]), *[1] * (x.ndim - 2)
+        return x / size * self.scale.view(shape)
 
 
 def normed() -> nn.Module:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from esper.kasmina.channel_probe import Position, positions, units_behind
 from esper.kasmina.layer_kinds import (
     PREFIX,
+    SIZES,
     Convolution,
     ConvTranspose,
     InputsFirst,
@@ -20,7 +21,6 @@ from esper.kasmina.layer_kinds import (
     channel_axis,
     has_weight_norm,
     is_per_channel,
-    size_names,
 )
 from esper.kasmina.nested import map_leaves, tensors
 
@@ -268,7 +268,8 @@ class Recorder(TorchFunctionMode):
         """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``."""
         owners = {self._owners.get(id(x), ("", self._model)) for x in inputs}
         name, module = owners.pop() if len(owners) == 1 else ("", self._model)
-        if isinstance(output, Tensor) and not size_names(module) and not any(module.children()):
+        is_layer = isinstance(module, tuple(SIZES)) or any(module.children())
+        if isinstance(output, Tensor) and not is_layer:
             self._owners[id(output)] = name, module
             self._weights.append(output)
         return output

@@ -185,7 +185,7 @@ def resize(
             _put(module, key, new)
             if key == "weight_hh_l0":
                 module.hidden_size = like.shape[1]
-            if key in (weight_name(module), "running_mean"):
+            if key in (weight_name(module), "running_mean") or "normalized_shape" in attributes:
                 sizes = list(rows_first(module, like).shape)
                 if counts := group_counts(module):
                     attributes += counts
