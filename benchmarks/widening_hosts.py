@@ -316,7 +316,7 @@ HOSTS = {
 }
 NORMED_HOSTS = {
     "MLP with layer norms, noisy digits": Host(partial(normed, nn.LayerNorm), noisy_digits, 4),
-    "the same, skewed Friedman": Host(partial(normed, nn.LayerNorm), skewed, 4, "mse"),
+    "MLP with layer norms, skewed Friedman": Host(partial(normed, nn.LayerNorm), skewed, 4, "mse"),
     "MLP with RMS norms, noisy digits": Host(partial(normed, nn.RMSNorm), noisy_digits, 4),
     "CNN with norms of all channels, noisy digits": Host(normed_convolutions, noisy_digits, 4),
     "LSTM with a layer norm, noisy digits": Host(partial(Reader, norm=True), noisy_digits, 4),

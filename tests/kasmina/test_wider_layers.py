@@ -31,8 +31,7 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> starts.Ne
     """Channels that differ from those that are there, as many as the group can get."""
     if group.origin != "random":
         generator = torch.Generator().manual_seed(0)
-        mixture = starts.moment_mixture(group, group.channels, generator)
-        return starts.channel_sums(model, group, mixture)
+        return starts.balanced_channels(model, group, group.channels, generator)
     zeros = starts.zero_channels(model, group, count).entries
     return starts.NewChannels({name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}, count)
 

@@ -131,10 +131,9 @@ def channel_groups(
     }
     wide, reasons = [], {}
     for group in groups:
-        one = group
+        one = candidates.get(group.writers[0], group) if group.reason else group
         if group.reason:
             reasons[_frozen(group).name] = group.reason
-            one = candidates.get(group.writers[0], group)
         if not one.reason:
             wide.append(_frozen(one))
     return wide, reasons

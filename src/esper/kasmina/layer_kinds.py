@@ -68,13 +68,14 @@ def set_size(module: nn.Module, name: str, size: int) -> None:
 def is_per_channel(module: nn.Module, channels: int) -> bool:
     """Whether a module that is no layer has an entry per channel on the last axis of its tensors.
 
-    They are those of a layer norm, or of a module of the user's, such as a learned scale.
+    They are those of a layer norm, or of a module of the user's, such as a learned scale; others of
+    torch's, such as an embedding, are not.
     """
     shapes = [x.shape for _, x in tensors_of(module)]
     is_norm = bool(size_names(module))
-    return not any(module.children()) and all(
-        shape[-1] == channels and not (is_norm and len(shape) > 1) for shape in shapes
-    )
+    if any(module.children()) or (type(module).__module__.startswith("torch.") and not is_norm):
+        return False
+    return all(shape[-1] == channels and not (is_norm and len(shape) > 1) for shape in shapes)
 
 
 def group_counts(module: nn.Module) -> tuple[str, ...]:

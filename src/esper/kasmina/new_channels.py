@@ -98,7 +98,7 @@ def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> Ne
 
 
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
-    """So many channels of zeros."""
+    """So many channels of zeros; where a module is no layer, of the mean of its own."""
     entries = {}
     for full, x in _present(model, group):
         name, key = layer_and_key(full)

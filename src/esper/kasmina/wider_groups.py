@@ -28,9 +28,8 @@ def wider_groups(
     groups, reasons = channel_groups(model, run)
     before, wide = run() if groups else None, list[ChannelGroup]()
     for group in groups:
-        for each in (
-            [group] if group.origin == "random" else [group, replace(group, origin="copies")]
-        ):
+        further = [] if group.origin == "random" else [replace(group, origin="copies")]
+        for each in [group, *further]:
             reason = _problem(model, each, before, run)
             if not reason:
                 wide.append(each)

@@ -15,6 +15,7 @@ from esper.kasmina.layer_kinds import (
     gates_of,
     group_counts,
     holder_of,
+    is_per_channel,
     layer_and_key,
     reads_itself,
     rows_first,
@@ -175,7 +176,9 @@ def resize(
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
-        if not differences or not (attributes or not any(module.children())):
+        if not differences or not (
+            attributes or is_per_channel(module, differences[0][1].shape[-1])
+        ):
             continue
         names.append(name)
         for key, x, like in differences:
@@ -221,10 +224,11 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     except AttributeError:
         return False
     before = holder.get(entry)
-    is_layer = size_names(module) or not any(module.children())
-    if before is None or before.ndim != len(shape) or not is_layer:
+    if before is None or before.ndim != len(shape):
         return False
-    return all(new >= old for new, old in zip(shape, before.shape, strict=True))
+    is_companion = before.shape[:-1] == shape[:-1] and is_per_channel(module, before.shape[-1])
+    is_known = bool(size_names(module)) or is_companion
+    return is_known and all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:
