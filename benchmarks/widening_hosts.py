@@ -151,6 +151,38 @@ class PatchPlaces(nn.Module):
         return x.transpose(1, 2) + self.places
 
 
+class Transformer(nn.Module):
+    """Two of torch's layers, with heads of width 4 and an MLP as wide as the stream."""
+
+    def __init__(
+        self, embedding: nn.Module, count: int, width: int, outputs: int, norm_first: bool = False
+    ) -> None:
+        super().__init__()
+        self.embedding, self.is_tagger = embedding, isinstance(embedding, nn.Embedding)
+        self.places = nn.Parameter(0.1 * torch.randn(count, width))
+        layer = nn.TransformerEncoderLayer(
+            width, width // 4, width, 0.0, batch_first=True, norm_first=norm_first
+        )
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, ...]`` to logits ``[B, outputs]``, or of each token of a text."""
+        x = self.layers(self.embedding(x) + self.places)
+        return self.head(x if self.is_tagger else x.mean(1))
+
+
+def image_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Reads an image as 16 tokens; norms are behind the sums, as torch has them by default."""
+    embedding = nn.Sequential(nn.Unflatten(1, (16, inputs // 16)), nn.Linear(inputs // 16, width))
+    return Transformer(embedding, 16, width, outputs)
+
+
+def text_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
+    """Tags bytes; norms are before the layers."""
+    return Transformer(nn.Embedding(256, width), inputs, width, outputs, norm_first=True)
+
+
 class Layer(nn.Module):
     """A causal pre-norm block of width 32 with two heads and an MLP."""
 
@@ -320,6 +352,8 @@ NORMED_HOSTS = {
     "MLP with RMS norms, noisy digits": Host(partial(normed, nn.RMSNorm), noisy_digits, 4),
     "CNN with norms of all channels, noisy digits": Host(normed_convolutions, noisy_digits, 4),
     "LSTM with a layer norm, noisy digits": Host(partial(Reader, norm=True), noisy_digits, 4),
+    "transformer, noisy digits": Host(image_transformer, noisy_digits, 4),
+    "transformer tagger, bytes": Host(text_transformer, source_windows, 4),
 }
 """Of width 4, behind norms that see all channels; those of the LSTM are copied."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}

@@ -6,16 +6,9 @@ from pathlib import Path
 import torch
 
 SMALL = {
-    "envs": 4,
-    "group_size": 2,
-    "episode_length": 3,
-    "max_batches": 1,
-    "batch_size": 8,
-    "lstm_hidden": 8,
-    "minibatches": 2,
-    "threads": 1,
-    "telemetry_level": "minimal",
-}
+    "envs": 4, "group_size": 2, "episode_length": 3, "max_batches": 1, "batch_size": 8,
+    "lstm_hidden": 8, "minibatches": 2, "threads": 1, "telemetry_level": "minimal",
+}  # fmt: skip
 
 
 def events_of(run: Path, *kinds: str) -> list[dict]:

@@ -330,15 +330,10 @@ def naive_environments(
             rates[slot.name] = settings.seed_learning_rate[n, s].item()
         environments.append(
             NaiveEnvironment(
-                module,
-                seeds,
-                settings.host_learning_rate[n].item(),
-                rates,
-                settings.weight_decay,
-                settings.max_gradient_norm,
-                settings.momentum,
+                module, seeds, settings.host_learning_rate[n].item(), rates, settings.weight_decay,
+                settings.max_gradient_norm, settings.momentum,
             )
-        )
+        )  # fmt: skip
     return environments
 
 

@@ -217,37 +217,23 @@ def patched(machine: Machine) -> Iterator[None]:
         return None
 
     functions = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "init": nothing,
-        "_lazy_init": nothing,
-        "manual_seed_all": nothing,
-        "device_count": lambda: machine.devices,
-        "current_device": lambda: machine.current_device().index,
-        "set_device": machine.set_device,
-        "device": device,
-        "get_device_name": lambda where=None: NAME,
+        "is_available": lambda: True, "is_initialized": lambda: True, "init": nothing,
+        "_lazy_init": nothing, "manual_seed_all": nothing, "device_count": lambda: machine.devices,
+        "current_device": lambda: machine.current_device().index, "set_device": machine.set_device,
+        "device": device, "get_device_name": lambda where=None: NAME,
         "get_device_capability": lambda where=None: machine.capability,
         "get_device_properties": properties,
-        "is_bf16_supported": lambda including_emulation=True: machine.bfloat16,
-        "Stream": Stream,
-        "Event": Event,
-        "stream": machine.in_stream,
-        "current_stream": machine.current_stream,
-        "synchronize": machine.synchronize,
-        "CUDAGraph": CUDAGraph,
-        "graph": graph,
-        "is_current_stream_capturing": machine.is_capturing,
-        "mem_get_info": free,
+        "is_bf16_supported": lambda including_emulation=True: machine.bfloat16, "Stream": Stream,
+        "Event": Event, "stream": machine.in_stream, "current_stream": machine.current_stream,
+        "synchronize": machine.synchronize, "CUDAGraph": CUDAGraph, "graph": graph,
+        "is_current_stream_capturing": machine.is_capturing, "mem_get_info": free,
         "memory_allocated": lambda where=None: stats(where)["allocated_bytes.all.current"],
         "max_memory_allocated": lambda where=None: stats(where)["allocated_bytes.all.peak"],
         "memory_reserved": lambda where=None: stats(where)["allocated_bytes.all.current"],
         "max_memory_reserved": lambda where=None: stats(where)["allocated_bytes.all.peak"],
-        "memory_stats": stats,
-        "reset_peak_memory_stats": machine.forget_peak,
-        "empty_cache": nothing,
-        "set_sync_debug_mode": nothing,
-    }
+        "memory_stats": stats, "reset_peak_memory_stats": machine.forget_peak,
+        "empty_cache": nothing, "set_sync_debug_mode": nothing,
+    }  # fmt: skip
     grouped = torch._C._group_tensors_by_device_and_dtype
 
     def by_device(lists: Any, with_indices: bool = False) -> Any:

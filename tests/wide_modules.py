@@ -305,6 +305,39 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), layers, nn.Flatten(), nn.Linear(8 * 4, 3))
 
 
+class Patches(nn.Module):
+    """A transformer of torch's layers over patches, with learned tokens, places and a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.token, self.query = (nn.Parameter(torch.randn(1, 1, 8)) for _ in range(2))
+        self.places = nn.Parameter(torch.randn(1, 5, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.pool = nn.MultiheadAttention(8, 1, batch_first=True, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.embed(x)], 1) + self.places
+        x = self.layers(x)
+        return self.head(self.pool(self.query.expand(len(x), -1, -1), x, x)[0][:, 0])
+
+
+class Translator(nn.Module):
+    """Torch's encoder and decoder of words, which end with a mask of what is padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(9, 8, padding_idx=0), nn.Embedding(7, 8)
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True)
+        self.head = nn.Linear(8, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x) * 8**0.5 + self.places(torch.arange(x.shape[1]))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=y.dtype)
+        return self.head(self.transformer(y, y, None, mask, src_key_padding_mask=x == 0))
+
+
 def words() -> Tensor:
     """Batch of sequences."""
     return torch.randint(9, (8, 7))
@@ -407,6 +440,19 @@ RESIDUAL = (
     "stem + layer1.0.conv2 + layer1.1.conv2", "layer1.0.conv1", "layer1.1.conv1", "layer2.0.conv1",
     "layer2.0.conv2 + layer2.0.shortcut.0 + layer2.1.conv2", "layer2.1.conv1",
 )  # fmt: skip
+PATCHES = [f"layers.layers.{i}.{x}" for i in range(2) for x in ("self_attn.out_proj", "linear2")]
+TRANSLATOR = [
+    *(f"encoder.layers.0.{x}" for x in ("self_attn.out_proj", "linear2")),
+    *(f"decoder.layers.0.{x}" for x in ("self_attn.out_proj", "multihead_attn.out_proj")),
+    "decoder.layers.0.linear2",
+]
+
+
+def stream(layer: str) -> str:
+    """The name of the channels of an ``Encoder``."""
+    return f"embedding + {layer} + mlp.2"
+
+
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str, ...]]] = {
     "perceptron": (multilayer, lambda: torch.randn(8, 6), ("0", "3")),
     "batch norm": (
@@ -446,6 +492,16 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "transformer": (
         transformer, lambda: torch.randn(8, 4, 5), ("1.layers.0.linear1", "1.layers.1.linear1"),
     ),
+    "patches": (
+        Patches, lambda: torch.randn(8, 4, 5),
+        (" + ".join(["embed", *PATCHES, "pool.out_proj"]),
+         *(f"layers.layers.{i}.linear1" for i in range(2))),
+    ),
+    "translator": (
+        Translator, words,
+        (" + ".join(["words", "places", *(f"transformer.{x}" for x in TRANSLATOR)]),
+         *(f"transformer.{x}coder.layers.0.linear1" for x in ("en", "de"))),
+    ),
     "language": (
         Gpt, lambda: tokens(8)[:, :-1], tuple(f"blocks.{i}.mlp.0" for i in range(3)),
     ),
@@ -453,7 +509,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),
-    "inputs first": (lambda: Encoder(FusedAttention(Conv1D)), words, ("inner.qkv", "mlp.0")),
+    "inputs first": (
+        lambda: Encoder(FusedAttention(Conv1D)), words,
+        ("inner.qkv", "mlp.0", stream("inner.project")),
+    ),
     "weight norms": (
         temporal, lambda: torch.randn(8, 1, 7),
         ("0 + 2.0.conv2 + 2.1.conv2", "2.0.conv1", "2.1.conv1"),
@@ -467,22 +526,28 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "stacked": (Stacked, lambda: torch.randn(8, 6, 4), ("one + two",)),
     "attention": (
         lambda: Encoder(Attention()), words,
-        ("inner.linears.0 + inner.linears.1 + inner.linears.2", "mlp.0"),
+        ("inner.linears.0 + inner.linears.1 + inner.linears.2", "mlp.0", stream("inner.linears.3")),
     ),
     "chain": (
         lambda: nn.Sequential(nn.Linear(4, 8), Attention(), nn.Linear(8, 3)),
         lambda: torch.randn(8, 7, 4),
         ("0", "1.linears.0 + 1.linears.1 + 1.linears.2", "1.linears.3"),
     ),
-    "fused": (lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0")),
-    "grouped": (lambda: Encoder(GroupedQueries()), words, ("inner.wq + inner.wkv", "mlp.0")),
-    "keys first": (
-        lambda: Encoder(GroupedQueries(keys_first=True)), words, ("inner.wkv + inner.wq", "mlp.0"),
+    "fused": (
+        lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0", stream("inner.project")),
     ),
-    "glu": (lambda: Encoder(Paired(nn.GLU())), words, ("inner.both", "mlp.0")),
+    "grouped": (
+        lambda: Encoder(GroupedQueries()), words,
+        ("inner.wq + inner.wkv", "mlp.0", stream("inner.wo")),
+    ),
+    "keys first": (
+        lambda: Encoder(GroupedQueries(keys_first=True)), words,
+        ("inner.wkv + inner.wq", "mlp.0", stream("inner.wo")),
+    ),
+    "glu": (lambda: Encoder(Paired(nn.GLU())), words, ("inner.both", "mlp.0", stream("inner.out"))),
     "maxout": (
         lambda: Encoder(Paired(lambda y: y.unflatten(-1, (-1, 2)).amax(-1))), words,
-        ("inner.both", "mlp.0"),
+        ("inner.both", "mlp.0", stream("inner.out")),
     ),
 }  # fmt: skip
 """By name: the module, inputs, and the groups of channels that can be widened."""

@@ -8,16 +8,9 @@ from scipy import stats
 from esper.karn.learning_diagnosis import Curve, diagnose
 
 SOUND = {
-    "refused": 0.0,
-    "policy_loss": 0.01,
-    "value_loss": 0.3,
-    "grad_norm": 0.5,
-    "approx_kl": 0.01,
-    "entropy": 1.0,
-    "head_entropy/op": 0.8,
-    "head_choice/op": 0.9,
-    "explained_variance": 0.4,
-}
+    "refused": 0.0, "policy_loss": 0.01, "value_loss": 0.3, "grad_norm": 0.5, "approx_kl": 0.01,
+    "entropy": 1.0, "head_entropy/op": 0.8, "head_choice/op": 0.9, "explained_variance": 0.4,
+}  # fmt: skip
 NOISE = [0.3, -0.4, 0.1, -0.2, 0.4, -0.3, 0.2, -0.1, 0.35, -0.25, 0.15, -0.05]
 """Twelve rounds without a trend."""
 

@@ -18,7 +18,7 @@ from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import gates_of, rows_first, weight_name
 from esper.kasmina.wider_groups import wider_groups
 from esper.kasmina.wider_layers import layer_sizes, resize, widen
-from wide_modules import HOSTS, Attention, Encoder, FusedAttention, spectral, words
+from wide_modules import HOSTS, Attention, Encoder, FusedAttention, Patches, spectral, words
 
 
 def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str, str]]:
@@ -190,7 +190,8 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     other = kind(twin.parameters(), lr=0.01)
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    groups = groups_of(model, x)[0]
+    # A norm's gradients are others where it has more channels.
+    groups = [group for group in groups_of(model, x)[0] if group.origin == "random"]
     units = {name: unit for group in groups for name, unit in group.units.items()}
     for group in groups:
         widen(model, group, new_channels(model, group, 2), optimizer)
@@ -356,7 +357,6 @@ class Joined(nn.Module):
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
         self.head, self.function = nn.LazyLinear(2), function
-        self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
@@ -391,8 +391,8 @@ class Unit(nn.Module):
         (TIED, "0", "shares its parameters"),
         (Joined(lambda m, _, x: m.head(m.three(m.three(x)))), "three", "takes no more channels"),
         (
-            Joined(lambda m, _, x: m.head(m.three(x) * m.scale)), "three",
-            "has parameters of the module per channel",
+            Joined(lambda m, _, x: m.head(m.three(x) * m.three.bias)), "three",
+            "has parameters of three per channel",
         ),
         (nn.Sequential(nn.Linear(4, 4), Unit(), nn.Linear(4, 2)), "0", "norm mixes its channels"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
@@ -465,7 +465,7 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     model = Encoder(FusedAttention())
     before = layer_sizes(model)["inner"]
     assert before == {"num_heads": 3, "inner": 12}
-    group = groups_of(model, words())[0][0]
+    group = groups_of(model, words())[0][1]
     assert (group.change(2), group.channels, group.width) == ("3 -> 5 heads", 3, 12)
     assert group.units["inner.qkv"] == (3, 4)
     change = widen(model, group, new_channels(model, group, 2))
@@ -476,6 +476,46 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     assert layer_sizes(again) == layer_sizes(model)
     change.undo()
     assert layer_sizes(model)["inner"] == before
+
+
+def test_the_attention_of_torch_gets_heads_of_the_same_width_with_its_stream() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["patches"]
+    model, before = make(), layer_sizes(make())
+    group = groups_of(model, inputs())[0][0]
+    assert group.change(8) == "8 -> 16 channels and 2 -> 4 heads and 1 -> 2 heads"
+    change = widen(model, group, new_channels(model, group, 8))
+    sizes, widths = layer_sizes(model), dict.fromkeys(("embed_dim", "kdim", "vdim"), 16)
+    assert sizes["layers.layers.1.self_attn"] == {**widths, "num_heads": 4}
+    assert sizes["pool"] == {**widths, "num_heads": 2}
+    change.undo()
+    assert layer_sizes(model) == before
+
+
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"kdim": 6, "vdim": 6}])
+def test_attention_that_reads_more_than_its_stream_is_refused(options: dict[str, Any]) -> None:
+    model = Patches()
+    model.pool = nn.MultiheadAttention(8, 1, batch_first=True, **options)
+    key = torch.ones(8, 4, 6) if "kdim" in options else None
+
+    def forward(x: Tensor) -> Tensor:
+        query = model.embed(x)
+        return model.head(model.pool(query, *(query if key is None else key for _ in range(2)))[0])
+
+    model.forward = forward
+    groups, refused = groups_of(model, torch.randn(8, 4, 5))
+    assert not groups
+    assert "pool mixes its channels" in refused["embed"]
+
+
+def test_the_word_that_pads_stays_zero_and_a_largest_norm_is_refused() -> None:
+    model, x = nn.Sequential(nn.Embedding(5, 4, 2), nn.Linear(4, 3)), torch.randint(5, (8, 3))
+    (group,) = groups_of(model, x)[0]
+    widen(model, group, starts.random_channels(model, group, 3, 7, torch.Generator()))
+    assert model[0].embedding_dim == 7
+    assert [bool(row[4:].any()) for row in model[0].weight] == [True, True, False, True, True]
+    model[0].max_norm = 1.0
+    assert "largest norm" in groups_of(model, x)[1]["0"]
 
 
 class Narrow(nn.Module):

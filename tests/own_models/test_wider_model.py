@@ -107,10 +107,19 @@ def enlarge(function: str, loop: Loop, **more: Any) -> esper.Enlargement:
     return getattr(esper, function)(loop.model, loop.data, **arguments)
 
 
+def attentive() -> nn.Module:
+    """A layer of a transformer that reads numbers as tokens."""
+    return nn.Sequential(
+        nn.Unflatten(1, (6, 1)), nn.Linear(1, 4),
+        nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.AvgPool2d((6, 1)),
+        nn.Flatten(), nn.Linear(4, 3),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("function", "maker"),
-    [*MAKERS.items(), ("widen", normed), ("widen", Twice)],
-    ids=[*MAKERS, "normed", "twice"],
+    [*MAKERS.items(), ("widen", normed), ("widen", Twice), ("widen", attentive)],
+    ids=[*MAKERS, "normed", "twice", "attentive"],
 )
 def test_a_loop_goes_on_with_a_larger_model_that_computes_the_same(
     function: str, maker: Callable[[], nn.Module]

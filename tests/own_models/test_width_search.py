@@ -191,7 +191,7 @@ assert not any(name.startswith("esper") for name in sys.modules)
     assert torch.equal(again(x), model(x))
     with pytest.raises(UsageError, match="load_grown"):
         esper.load_grown(model, multilayer().state_dict())
-    for size in ((5, 2), (4, 3)):
+    for size in ((5, 2), (5, 3), (4, 1)):
         with pytest.raises(UsageError, match="load_grown"):
             esper.load_grown(nn.Embedding(4, 2), nn.Embedding(*size).state_dict())
     exported = torch.export.export(model, (x,)).module()

@@ -214,14 +214,9 @@ def test_held_back_images_have_one_rotation_and_are_not_in_training():
 
 
 VARIATIONS = [
-    {"shift": 1},
-    {"shift": 2},
-    {"rotation": 3},
-    {"rotation": 1, "shift": 1},
-    {"classes": 5},
-    {"label_fraction": 0.3},
-    {"classes": 4, "label_fraction": 0.5, "shift": 1, "rotation": 2},
-]
+    {"shift": 1}, {"shift": 2}, {"rotation": 3}, {"rotation": 1, "shift": 1}, {"classes": 5},
+    {"label_fraction": 0.3}, {"classes": 4, "label_fraction": 0.5, "shift": 1, "rotation": 2},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("settings", VARIATIONS, ids=str)

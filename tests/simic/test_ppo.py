@@ -274,14 +274,9 @@ def bandit(agent: PPOAgent, scale: float = 1.0) -> tuple[Rollout, Tensor]:
 
 
 BANDIT = {
-    "ppo_epochs": 1,
-    "minibatches": 1,
-    "discount": 0.0,
-    "trace_decay": 0.0,
-    "entropy": 0.0,
-    "value_weight": 0.0,
-    "target_kl": 1e9,
-}
+    "ppo_epochs": 1, "minibatches": 1, "discount": 0.0, "trace_decay": 0.0, "entropy": 0.0,
+    "value_weight": 0.0, "target_kl": 1e9,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])

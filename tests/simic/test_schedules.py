@@ -184,15 +184,9 @@ def test_the_optimizer_uses_the_scheduled_learning_rate_of_each_group() -> None:
 
 def test_reported_values_are_those_of_the_schedules() -> None:
     settings = {
-        "lr_decay": "cosine",
-        "lr_decay_steps": 4,
-        "lr_warmup_steps": 1,
-        "entropy_decay": "linear",
-        "entropy_decay_steps": 4,
-        "clip_decay": "step",
-        "clip_decay_steps": 4,
-        "clip_step_size": 2,
-    }
+        "lr_decay": "cosine", "lr_decay_steps": 4, "lr_warmup_steps": 1, "entropy_decay": "linear",
+        "entropy_decay_steps": 4, "clip_decay": "step", "clip_decay_steps": 4, "clip_step_size": 2,
+    }  # fmt: skip
     summaries, agent = learned(5, **settings)
     schedules = agent.schedules
     for update, summary in enumerate(summaries):

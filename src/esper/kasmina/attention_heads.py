@@ -43,6 +43,11 @@ def head_counts(
         the module, the name of the attribute and its new value.
     """
     for prefix, module in model.named_modules():
+        if isinstance(module, nn.Transformer):
+            first = f"{prefix}.encoder.layers.0.self_attn.out_proj".lstrip(".")
+            for name in ("d_model", "nhead"):
+                yield module, name, int(getattr(module, name) * rows.get(first, 1))
+            continue
         layers = {f"{prefix}.{name}".lstrip("."): x for name, x in _layers(module).items()}
         names, wider = head_attributes(module), list(layers)
         factor = rows.get(wider[0]) if names and wider else None

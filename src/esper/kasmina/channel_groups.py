@@ -17,9 +17,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from esper.kasmina.channel_trace import Recorder, TracedGroup, Trials, Unit
-from esper.kasmina.layer_kinds import parameters_of
-from esper.kasmina.nested import tensors
+from esper.kasmina.channel_trace import Recorder, Trials
+from esper.kasmina.layer_kinds import layer_at
+from esper.kasmina.nested import tensors as leaf_tensors
+from esper.kasmina.traced_group import TracedGroup, Unit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +39,7 @@ class ChannelGroup:
         attends: whether there is a softmax of something in each channel.
         origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
             channels, mixtures or copies of those that are there, a whole multiple of them.
+        heads: those of attention that is as wide as the channels, and becomes wider with them.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays.
     """
@@ -50,11 +52,18 @@ class ChannelGroup:
     units: Mapping[str, Unit] = field(default_factory=dict)
     attends: bool = False
     origin: Literal["random", "mixtures", "copies"] = "random"
+    heads: tuple["ChannelGroup", ...] = ()
 
     @property
     def name(self) -> str:
         """The names of the writers."""
         return " + ".join(self.writers)
+
+    @property
+    def title(self) -> str:
+        """The name, of many writers shorter."""
+        first, *more = self.writers
+        return self.name if len(more) < 3 else f"{first} + {len(more)} more"
 
     @property
     def width(self) -> int:
@@ -66,6 +75,11 @@ class ChannelGroup:
         count = share if self.origin == "random" else max(1, round(share))
         return round(count * self.channels)
 
+    def parts(self, count: int) -> list[tuple["ChannelGroup", int]]:
+        """The group with so many new channels, and its heads with as many for each channel."""
+        heads = [(each, count * each.channels // self.channels) for each in self.heads]
+        return [(self, count), *heads]
+
     def half(self, count: int) -> int:
         """At most half as many new channels."""
         unit = 1 if self.origin == "random" else self.channels
@@ -76,7 +90,8 @@ class ChannelGroup:
         if self.units and self.attends:
             return f"{self.channels} -> {self.channels + count} heads"
         rows = self.width // self.channels
-        return f"{self.width} -> {self.width + rows * count} channels"
+        text = f"{self.width} -> {self.width + rows * count} channels"
+        return " and ".join([text, *dict.fromkeys(h.change(n) for h, n in self.parts(count)[1:])])
 
     def rows(self, layer: str, size: int, channels: int) -> int:
         """How many of ``size`` entries of a writer or companion belong to one of the channels."""
@@ -140,9 +155,13 @@ def channel_groups(
 
 
 def _frozen(group: TracedGroup) -> ChannelGroup:
+    heads = (
+        ChannelGroup(count, (name,), (), {f"{name}.out_proj": rows}, {}, {name: (1, rows)}, True)
+        for name, (count, rows) in group.heads.items()
+    )
     return ChannelGroup(
-        group.channels, tuple(group.writers), tuple(group.companions), group.readers,
-        group.layouts, group.units, group.attends, "mixtures" if group.is_balanced else "random",
+        group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
+        group.units, group.attends, "mixtures" if group.is_balanced else "random", tuple(heads),
     )  # fmt: skip
 
 
@@ -157,15 +176,15 @@ def _pass(
     recorder = Recorder(model, units, trials, mixable)
     with recorder:
         output = run()
-    for leaf in tensors(output):
+    for leaf in leaf_tensors(output):
         if (tag := recorder.tag(leaf)) is not None:
             tag.group.is_output = True
     recorder.resolve_concatenations()
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
         layers = [*group.writers, *group.readers, *group.companions]
-        modules = map(model.get_submodule, layers)
-        parameters = [p for each in modules for p in parameters_of(each).values()]
+        tensors = [x for name in layers for *_, x in layer_at(model, name)[1]]
+        parameters = [x for x in tensors if isinstance(x, nn.Parameter)]
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import gcd, prod
 from typing import Any
 
@@ -20,9 +19,12 @@ from esper.kasmina.layer_kinds import (
     Norm,
     channel_axis,
     has_weight_norm,
+    is_of_user,
     is_per_channel,
+    tensors_of,
 )
 from esper.kasmina.nested import map_leaves, tensors
+from esper.kasmina.traced_group import Tag, TracedGroup, Unit
 
 _LAYERS = {
     "linear",
@@ -37,77 +39,9 @@ _BROADCASTS |= {"scaled_dot_product_attention"}
 _SOFTMAX = {"softmax", "scaled_dot_product_attention"}
 _CONCATENATIONS = {"cat", "concat", "concatenate"}
 
-Unit = tuple[int, int]
-"""See ``ChannelGroup.units``."""
 Trials = dict[tuple[Any, ...], list[Position | None]]
 """By a function's call and its number, and by where the channels lie in its inputs: where in its
 outputs."""
-
-
-@dataclass(eq=False)
-class TracedGroup:
-    """A group while a forward pass is followed, see ``ChannelGroup``."""
-
-    channels: int
-    writers: list[str]
-    companions: list[str] = field(default_factory=list)
-    readers: dict[str, int] = field(default_factory=dict)
-    reason: str = ""
-    is_mixed: bool = False
-    is_balanced: bool = False
-    """Whether its channels are mixed by a function that is taken to see their moments alone."""
-    is_output: bool = False
-    parts: list[tuple["TracedGroup | None", int]] = field(default_factory=list)
-    """Of a concatenation, which has no writers: its groups and what belongs to none."""
-    layouts: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    units: dict[str, Unit] = field(default_factory=dict)
-    attends: bool = False
-    is_rigid: bool = False
-    """Whether rows of a writer cannot be taken together."""
-    options: list[Unit] = field(default_factory=list)
-    """Of a group that a function mixes: units of its rows that the function keeps apart."""
-
-    def join(self, other: "TracedGroup") -> None:
-        """Tie the channels of another group to these."""
-        self.coarsen(other.channels)
-        other.coarsen(self.channels)
-        self.writers += other.writers
-        self.units |= other.units
-        self.attends |= other.attends
-        self.is_rigid |= other.is_rigid
-        self.companions = [*dict.fromkeys(self.companions + other.companions)]
-        self.readers |= other.readers
-        self.reason = self.reason or other.reason
-        self.is_mixed |= other.is_mixed
-        self.is_balanced |= other.is_balanced
-
-    def coarsen(self, channels: int) -> None:
-        """Take several channels as one, if there are more than so many."""
-        factor = self.channels // channels
-        if factor > 1:
-            units = {name: self.units.get(name, (1, 1)) for name in self.writers}
-            self.units = {name: (gates, factor * rows) for name, (gates, rows) in units.items()}
-            self.readers = {name: factor * block for name, block in self.readers.items()}
-            self.channels = channels
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """Where the channels of a group lie in a tensor, of which there were so many then."""
-
-    group: TracedGroup
-    position: Position
-    channels: int
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether each channel is one entry of the axis."""
-        return (self.position.block, self.position.gates) == (1, 1)
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the entries of each channel lie side by side, and are its only ones."""
-        return self.is_plain or (self.position.gates == 1 and not self.group.parts)
 
 
 class Recorder(TorchFunctionMode):
@@ -135,10 +69,10 @@ class Recorder(TorchFunctionMode):
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
         self._all: list[TracedGroup] = []
-        self._owners = {
-            id(x): (name, module)
+        self._owners: dict[int, tuple[str, nn.Module, tuple[str, ...]]] = {
+            id(x): (name, module, (key,))
             for name, module in model.named_modules()
-            for x in (*module._parameters.values(), *module._buffers.values())
+            for key, x in {**module._parameters, **module._buffers}.items()
             if x is not None
         }
         self.uses = Counter(
@@ -175,6 +109,13 @@ class Recorder(TorchFunctionMode):
             group = self._parents[group]
         return group
 
+    def _union(self, groups: Collection[TracedGroup]) -> TracedGroup:
+        """One group of several."""
+        first, *rest = sorted({self._root(group) for group in groups}, key=self._all.index)
+        for group in rest:
+            self._tie(first, group)
+        return first
+
     def _tie(self, first: TracedGroup, second: TracedGroup) -> None:
         """Make one group of two."""
         if self._root(second) is not first:
@@ -209,16 +150,24 @@ class Recorder(TorchFunctionMode):
         if name in _LAYERS:
             begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
             operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
-            owner, layer = self._owners.get(id(operands.get(keys[1])), ("", None))
+            owner, layer, _ = self._owners.get(id(operands.get(keys[1])), ("", None, ()))
             if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution):
                 output = func(*args, **kwargs)
                 self._layer(owner, layer, operands[keys[0]], output)
                 return output
+        if name == "embedding" and (table := self._owner(nn.Embedding, inputs)):
+            output = func(*args, **kwargs)
+            self._write(*table, output, output.ndim - 1)
+            return output
+        if name == "multi_head_attention_forward":
+            output = func(*args, **kwargs)
+            self._attention(inputs, args[:3], output[0])
+            return output
         if name == "_weight_norm":
             return self._weight_of_norm(inputs, func(*args, **kwargs))
-        if name in _RECURRENT and (owner := self._recurrent_owner(inputs)):
+        if name in _RECURRENT and (cell := self._owner(nn.RNNBase, inputs)):
             outputs = func(*args, **kwargs)
-            self._recurrent(owner, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
+            self._recurrent(cell, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
             return outputs
         if len(tags) == 0:
             return self._of_parameters(inputs, func(*args, **kwargs))
@@ -249,10 +198,7 @@ class Recorder(TorchFunctionMode):
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
-        roots = sorted({self._root(group) for group in groups}, key=self._all.index)
-        first = roots[0]
-        for group in roots:
-            self._tie(first, group)
+        first = self._union(groups)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
             if position is not None:
@@ -266,20 +212,21 @@ class Recorder(TorchFunctionMode):
 
     def _of_parameters(self, inputs: list[Tensor], output: Any) -> Any:
         """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``."""
-        owners = {self._owners.get(id(x), ("", self._model)) for x in inputs}
-        name, module = owners.pop() if len(owners) == 1 else ("", self._model)
-        is_layer = isinstance(module, tuple(SIZES)) or any(module.children())
-        if isinstance(output, Tensor) and not is_layer:
-            self._owners[id(output)] = name, module
+        owners = [self._owners[id(x)] for x in inputs if id(x) in self._owners]
+        modules = dict(owner[:2] for owner in owners)
+        is_layer = any(isinstance(module, tuple(SIZES)) for module in modules.values())
+        if isinstance(output, Tensor) and len(modules) == 1 and not is_layer:
+            keys = dict.fromkeys(key for owner in owners for key in owner[2])
+            self._owners[id(output)] = *owners[0][:2], tuple(keys)
             self._weights.append(output)
         return output
 
     def _weight_of_norm(self, inputs: list[Tensor], weight: Tensor) -> Tensor:
         """A weight that a weight norm computes: it counts as a parameter of its layer."""
-        name = self._owners.get(id(inputs[0]), ("", None))[0].removesuffix(f".{PREFIX[:-1]}")
+        name = self._owners.get(id(inputs[0]), ("",))[0].removesuffix(f".{PREFIX[:-1]}")
         layer = self._model.get_submodule(name)
         if has_weight_norm(layer):
-            self._owners[id(weight)] = name, layer
+            self._owners[id(weight)] = name, layer, ()
             self._weights.append(weight)
         return weight
 
@@ -314,9 +261,15 @@ class Recorder(TorchFunctionMode):
             else:
                 tag.group.reason = f"{name} does not read it on its axis of channels"
                 tag.group.is_mixed = True
+        self._write(name, layer, output, axis)
+
+    def _write(self, name: str, layer: nn.Module, output: Tensor, axis: int) -> None:
+        """A layer that writes channels."""
         unit = self._units.get(name, (1, 1))
-        group = self._written(name, output.shape[axis] // prod(unit))
+        group = self._of_writer(name, output.shape[axis] // prod(unit))
         group.is_rigid |= isinstance(layer, ConvTranspose)
+        if getattr(layer, "max_norm", None) is not None:
+            group.reason = f"{name} has a largest norm"
         if name in self._units:
             group.units.setdefault(name, unit)
         gates, rows = group.units.get(name, unit)
@@ -335,17 +288,45 @@ class Recorder(TorchFunctionMode):
         self._note_companion(group, name)
         self._tags[id(output)] = output, Tag(group, Position(axis, block), channels)
 
-    def _written(self, name: str, channels: int) -> TracedGroup:
+    def _of_writer(self, name: str, channels: int) -> TracedGroup:
         """The group that a layer writes, of so many channels in its first call."""
         if (name, True) not in self._ends:
             self._ends[name, True] = TracedGroup(channels, [name])
             self._all.append(self._ends[name, True])
         return self._root(self._ends[name, True])
 
-    def _recurrent_owner(self, inputs: list[Tensor]) -> tuple[str, nn.RNNBase] | None:
-        """The recurrent layer whose parameters are among the inputs of a function."""
+    def _owner(self, kind: type[nn.Module], inputs: list[Tensor]) -> tuple[str, Any] | None:
+        """The layer of this kind whose parameters are among the inputs of a function."""
         owners = (self._owners[id(x)] for x in inputs if id(x) in self._owners)
-        return next(((n, each) for n, each in owners if isinstance(each, nn.RNNBase)), None)
+        return next(((name, layer) for name, layer, _ in owners if isinstance(layer, kind)), None)
+
+    def _attention(self, inputs: list[Tensor], sources: Sequence[Tensor], output: Tensor) -> None:
+        """``nn.MultiheadAttention``: its heads are as wide together as what it reads and writes."""
+        name, layer = self._owner(nn.MultiheadAttention, inputs) or ("", None)
+        is_known = layer is not None and layer.in_proj_weight is not None and layer.bias_k is None
+        position, groups, queries = Position(output.ndim - 1), set[TracedGroup](), list[str]()
+        for x in sources:
+            if (tag := self.tag(x)) is not None:
+                groups.add(tag.group)
+                is_known &= tag.position == position and not tag.group.parts
+            else:
+                names = self._tensors_per_channel(x, output.shape[-1])
+                is_known &= bool(names)
+                queries += names
+        if layer is not None:
+            group = self._of_writer(f"{name}.out_proj", layer.embed_dim)
+            self._tags[id(output)] = output, Tag(group, position, layer.embed_dim)
+            groups.add(group)
+        if layer is not None and is_known:
+            group = self._union(groups)
+            group.readers[name], group.heads[name] = 1, (layer.num_heads, layer.head_dim)
+            for query in queries:
+                self._note_companion(group, query)
+            groups = {group}
+        for group in groups:
+            if not is_known or not self._may_mix(group):
+                group.reason = group.reason or f"{name or 'attention'} mixes its channels"
+                group.is_mixed = True
 
     def _recurrent(
         self, owner: tuple[str, nn.RNNBase], tags: list[Tag], outputs: tuple[Tensor, ...]
@@ -354,7 +335,7 @@ class Recorder(TorchFunctionMode):
         name, layer = owner
         for tag in tags:
             tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
-        group = self._written(name, layer.hidden_size)
+        group = self._of_writer(name, layer.hidden_size)
         group.is_rigid = True
         if layer.bidirectional or layer.proj_size:
             group.reason = "it has two directions, or projects its hidden units"
@@ -364,7 +345,7 @@ class Recorder(TorchFunctionMode):
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""
         for x in (x for x in inputs if id(x) in self._owners):
-            name, module = self._owners[id(x)]
+            name, module, _ = self._owners[id(x)]
             if x.numel() == 1 < tag.channels:
                 continue  # one slope or scale for all of them
             if isinstance(module, Norm | nn.PReLU) and tag.is_contiguous:
@@ -373,9 +354,21 @@ class Recorder(TorchFunctionMode):
                 continue
             elif tag.is_plain and is_per_channel(module, source.shape[tag.position.axis]):
                 self._note_companion(tag.group, name)
+            elif tag.is_plain and (names := self._tensors_per_channel(x, tag.channels)):
+                for each in names:
+                    self._note_companion(tag.group, each)
             else:
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
+
+    def _tensors_per_channel(self, x: Tensor, channels: int) -> list[str]:
+        """The full names of the user's parameters of which one is made, if all of these have an
+        entry per channel on the last axis, or a single one."""
+        name, module, keys = self._owners.get(id(x), ("", self._model, ()))
+        lengths = {key: each.shape[-1] for key, each in tensors_of(module) if each.numel() > 1}
+        if not is_of_user(module) or any(lengths.get(key, channels) != channels for key in keys):
+            return []
+        return [f"{name}.{key}".lstrip(".") for key in keys if key in lengths]
 
     def _note_companion(self, group: TracedGroup, name: str) -> None:
         """Note a module that has parameters per channel."""

@@ -22,7 +22,7 @@ Linear = nn.Linear | InputsFirst
 Norm = nn.modules.batchnorm._NormBase | nn.GroupNorm
 """Batch, instance and group norms."""
 
-SIZES: dict[type, tuple[str, str]] = {
+SIZES: dict[type, tuple[str, ...]] = {
     nn.Linear: ("out_features", "in_features"),
     InputsFirst: ("nf", "nx"),
     **dict.fromkeys(get_args(Convolution), ("out_channels", "in_channels")),
@@ -30,6 +30,8 @@ SIZES: dict[type, tuple[str, str]] = {
     nn.GroupNorm: ("num_channels", "num_channels"),
     nn.PReLU: ("num_parameters", "num_parameters"),
     nn.RNNBase: ("hidden_size", "hidden_size"),
+    nn.Embedding: ("embedding_dim", "num_embeddings"),
+    nn.MultiheadAttention: ("embed_dim", "kdim", "vdim"),
 }
 """Attributes that hold how many channels a layer writes, and how many it reads."""
 PREFIX = "parametrizations.weight."
@@ -52,13 +54,6 @@ def size_of(module: nn.Module, name: str) -> int:
     return int(value if isinstance(value, int) else value[-1])
 
 
-def width_of(module: nn.Module) -> int:
-    """How many channels a layer writes, or a companion of layers passes on."""
-    if names := size_names(module):
-        return size_of(module, names[0])
-    return next(x.shape[-1] for _, x in tensors_of(module))
-
-
 def set_size(module: nn.Module, name: str, size: int) -> None:
     """Put a size into an attribute that holds a number or a shape."""
     value = getattr(module, name)
@@ -73,13 +68,34 @@ def is_per_channel(module: nn.Module, channels: int) -> bool:
     """
     shapes = [x.shape for _, x in tensors_of(module)]
     is_norm = bool(size_names(module))
-    if any(module.children()) or (type(module).__module__.startswith("torch.") and not is_norm):
+    if any(module.children()) or not (is_norm or is_of_user(module)):
         return False
     return all(shape[-1] == channels and not (is_norm and len(shape) > 1) for shape in shapes)
 
 
+def is_of_user(module: nn.Module) -> bool:
+    """Whether a module is none of torch's and no layer, and so may have tensors of any meaning."""
+    return not (type(module).__module__.startswith("torch.") or size_names(module))
+
+
+def layer_at(model: nn.Module, name: str) -> tuple[nn.Module, list[tuple[str, str, Tensor]]]:
+    """The layer of this name, or that of a single tensor of this name.
+
+    Returns:
+        the layer, and the full names, names there and values of its parameters and buffers.
+    """
+    layer, key = layer_and_key(name)
+    module = model.get_submodule(layer)
+    if (x := dict(tensors_of(module)).get(key)) is not None:
+        return module, [(name, key, x)]
+    module = model.get_submodule(name)
+    return module, [(f"{name}.{key}", key, x) for key, x in tensors_of(module)]
+
+
 def group_counts(module: nn.Module) -> tuple[str, ...]:
-    """The attribute with the number of groups of a layer in ``SIZES`` that has several."""
+    """The attribute with the number of heads of a layer in ``SIZES``, or of groups, if several."""
+    if isinstance(module, nn.MultiheadAttention):
+        return ("num_heads",)
     names = ("groups", "num_groups") if size_names(module) else ()
     return tuple(name for name in names if getattr(module, name, 1) > 1)
 
@@ -89,6 +105,8 @@ def weight_name(module: nn.Module) -> str:
 
     Entries of 0 in these leave the others as long as they are.
     """
+    if isinstance(module, nn.MultiheadAttention):
+        return "in_proj_weight"
     return next((x for x in WEIGHT_NORMS if x in dict(module.named_parameters())), "weight")
 
 
@@ -115,7 +133,7 @@ def free_weight(module: Any) -> Tensor:
 def rows_first(module: nn.Module, x: Tensor) -> Tensor:
     """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
-    is_linear = isinstance(module, InputsFirst) and x.ndim > 1
+    is_linear = isinstance(module, InputsFirst | nn.Embedding) and x.ndim > 1
     if not size_names(module):
         return x.transpose(0, -1)
     return x.transpose(0, 1) if is_convolution or is_linear else x
@@ -130,7 +148,8 @@ def channel_axis(layer: nn.Module, x: Tensor) -> int:
 
 def gates_of(module: nn.Module) -> int:
     """How many rows of each parameter of a layer belong to one channel."""
-    return next((n for kind, n in ((nn.LSTM, 4), (nn.GRU, 3)) if isinstance(module, kind)), 1)
+    gates = (nn.LSTM, 4), (nn.GRU, 3), (nn.MultiheadAttention, 3)
+    return next((count for kind, count in gates if isinstance(module, kind)), 1)
 
 
 def reads_itself(module: nn.Module, name: str) -> bool:

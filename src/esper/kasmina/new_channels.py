@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
     Norm,
     gates_of,
     layer_and_key,
+    layer_at,
     rows_first,
     size_names,
     tensors_of,
@@ -37,12 +39,14 @@ class NewChannels:
             where they are others.
         columns: weights with which layers read them, by name, ``[outputs, channels, block, ...]``;
             0 where there are none.
+        heads: those of the ``heads`` of the group.
     """
 
     entries: Mapping[str, Tensor]
     count: int
     mixture: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
+    heads: tuple["NewChannels", ...] = ()
 
     def choice(self, index: Tensor) -> "NewChannels":
         """Some of these channels, in the memory of the CPU."""
@@ -75,16 +79,16 @@ def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Ten
     """Full names of parameters and buffers, and the channels that are there, as in ``entries``."""
     channels = channel_count(model, group)
     for name in (*group.writers, *group.companions):
-        module = model.get_submodule(name)
-        gates = group.units.get(name, (gates_of(module),))[0]
+        module, tensors = layer_at(model, name)
+        gates = group.units.get(name, (1, 1))[0] * gates_of(module)
         end = end_of(model, group, name) if name in group.layouts else None
-        for key, x in tensors_of(module):
+        for full, _, x in tensors:
             rows = rows_first(module, x.detach())
             rows = rows if end is None else rows[end - channels : end]
             units = rows.unflatten(0, (gates, channels, -1)).transpose(0, 1)
             if name not in group.units and units.shape[2] == 1:
                 units = units.flatten(1, 2) if isinstance(module, nn.RNNBase) else units[:, 0, 0]
-            yield f"{name}.{key}", units
+            yield full, units
 
 
 def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> NewChannels:
@@ -134,6 +138,8 @@ def random_channels(
             entries[full] = zeros + size
             continue
         entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+            entries[full][:, layer.padding_idx] = 0.0
     return NewChannels(entries, count)
 
 
@@ -155,16 +161,26 @@ def balanced_channels(
     columns = {}
     for name, block in group.readers.items() if group.origin == "copies" else ():
         module = model.get_submodule(name)
-        if weight_name(module) != "weight":
+        if weight_name(module) in WEIGHT_NORMS:
             continue  # by a weight norm, columns change how long the others are
-        weight = rows_first(module, module.get_parameter("weight")).detach()
+        weight = rows_first(module, module.get_parameter(weight_name(module))).detach()
         shape = len(weight), count // group.channels, group.channels, block, *weight.shape[2:]
         draws = torch.randn(shape, generator=generator).to(weight)
         differences = (
             (draws - draws.mean(1, keepdim=True)) * DIFFERENCE * weight.square().mean().sqrt()
         )
         columns[name] = differences.flatten(1, 2).cpu()
-    return replace(sums, columns=columns)
+    heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
+    return replace(sums, columns=columns, heads=heads)
+
+
+def _new_heads(
+    model: nn.Module, group: "ChannelGroup", count: int, inputs: int, generator: torch.Generator
+) -> NewChannels:
+    """Random heads, with weights of 0 for so many new inputs: none of them says more at first."""
+    new = random_channels(model, group, count, group.channels + count, generator)
+    entries = {name: pad(x, (0, inputs)) if x.ndim > 3 else x for name, x in new.entries.items()}
+    return replace(new, entries=entries)
 
 
 def moment_mixture(group: "ChannelGroup", count: int, generator: torch.Generator) -> Tensor:

@@ -33,10 +33,10 @@ def wider_groups(
             reason = _problem(model, each, before, run)
             if not reason:
                 wide.append(each)
-                reasons.pop(group.name, None)
                 break
             reasons.setdefault(group.name, reason)
-    return wide, reasons
+    writers = {name for group in wide for name in group.writers}
+    return wide, {name: x for name, x in reasons.items() if name.split(" + ")[0] not in writers}
 
 
 def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[], Any]) -> str:

@@ -15,8 +15,9 @@ from esper.kasmina.layer_kinds import (
     gates_of,
     group_counts,
     holder_of,
-    is_per_channel,
+    is_of_user,
     layer_and_key,
+    layer_at,
     reads_itself,
     rows_first,
     set_size,
@@ -81,39 +82,9 @@ def widen(
         optimizers: train the module; the parameters are exchanged in their groups.
     """
     change, gates = Widening(optimizers=optimizers), dict[nn.Module, int]()
-    ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
-    channels = channel_count(model, group)
-    ratio = 1 + Fraction(new.count, channels)
-    ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
-    for module, key, size in list(head_counts(model, *ratios)):
-        _add(change, module, key, size - getattr(module, key))
-    for name in (*group.writers, *group.companions):
-        module, is_writer = model.get_submodule(name), name in group.writers
-        for key, x in tensors_of(module):
-            entry = new.entries.get(f"{name}.{key}")
-            if entry is not None:
-                old = rows_first(module, x.detach())
-                end = len(old) if is_writer or name not in group.layouts else ends[name]
-                gates[module] = max(group.units.get(name, (1, 1))[0], gates_of(module))
-                value = _longer(module, key, old, entry.to(x), end, gates[module])
-                _replace(change, module, key, rows_first(module, value))
-                change.ends[module, key] = end, *old.shape[1:2]
-        _join_weights(module)
-        sizes = {*size_names(module), *group_counts(module)}
-        for attribute in size_names(module)[:1] if is_writer else sizes:
-            size = size_of(module, attribute)
-            _add(change, module, attribute, group.rows(name, size, channels) * new.count)
-    for name, block in group.readers.items():
-        module = model.get_submodule(name)
-        key = weight_name(module)
-        weight = rows_first(module, module.get_parameter(key))
-        zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        end, columns = block * ends[name], new.columns.get(name)
-        entry = zeros if columns is None else columns.to(weight).view_as(zeros)
-        value = rows_first(module, _insert(weight, entry, end, axis=1))
-        _replace(change, module, key, value)
-        change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
-        _add(change, module, size_names(module)[1], block * new.count)
+    parts = [each for each, _ in group.parts(new.count)]
+    for each, channels in zip(parts, (new, *new.heads), strict=True):
+        _lengthen(model, each, channels, change, gates)
     for optimizer in optimizers:
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
@@ -126,6 +97,47 @@ def widen(
                 if state is not None:
                     optimizer.state[after] = state
     return change
+
+
+def _lengthen(
+    model: nn.Module, group: "ChannelGroup", new: NewChannels, change: Widening,
+    gates: dict[nn.Module, int],
+) -> None:  # fmt: skip
+    """Exchange the parameters of a group, and note in which of the layers rows are in gates."""
+    ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
+    channels = channel_count(model, group)
+    ratio = 1 + Fraction(new.count, channels)
+    ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
+    for module, key, size in list(head_counts(model, *ratios)):
+        _add(change, module, key, size - getattr(module, key))
+    for name in (*group.writers, *group.companions):
+        (module, tensors), is_writer = layer_at(model, name), name in group.writers
+        for full, key, x in tensors:
+            entry = new.entries.get(full)
+            if entry is not None:
+                old = rows_first(module, x.detach())
+                end = len(old) if is_writer or name not in group.layouts else ends[name]
+                gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
+                value = _longer(module, key, old, entry.to(x), end, gates[module])
+                _replace(change, module, key, rows_first(module, value))
+                change.ends[module, key] = end, *old.shape[1:2]
+        _join_weights(module)
+        sizes = {*size_names(module)[: 1 if is_writer else None], *group_counts(module)}
+        for attribute in sizes:
+            size = size_of(module, attribute)
+            _add(change, module, attribute, group.rows(name, size, channels) * new.count)
+    for name, block in group.readers.items():
+        module = model.get_submodule(name)
+        key = weight_name(module)
+        weight = rows_first(module, module.get_parameter(key))
+        zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
+        end, columns = block * ends[name], new.columns.get(name)
+        entry = zeros if columns is None else columns.to(weight).view_as(zeros)
+        value = rows_first(module, _insert(weight, entry, end, axis=1))
+        _replace(change, module, key, value)
+        change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
+        for attribute in size_names(module)[1:]:
+            _add(change, module, attribute, block * new.count)
 
 
 def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
@@ -172,13 +184,12 @@ def resize(
         setattr(module, key, size)
     for name, module in model.named_modules():
         attributes = size_names(module)
-        tensors = [(key, x, state.get(f"{name}.{key}")) for key, x in tensors_of(module)]
+        prefix = f"{name}." if name else ""
+        tensors = [(key, x, state.get(prefix + key)) for key, x in tensors_of(module)]
         differences = [
             (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
         ]
-        if not differences or not (
-            attributes or is_per_channel(module, differences[0][1].shape[-1])
-        ):
+        if not differences or not (attributes or is_of_user(module)):
             continue
         names.append(name)
         for key, x, like in differences:
@@ -226,8 +237,8 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     before = holder.get(entry)
     if before is None or before.ndim != len(shape):
         return False
-    is_companion = before.shape[:-1] == shape[:-1] and is_per_channel(module, before.shape[-1])
-    is_known = bool(size_names(module)) or is_companion
+    is_companion = isinstance(module, nn.Embedding) or is_of_user(module)
+    is_known = before.shape[:-1] == shape[:-1] if is_companion else bool(size_names(module))
     return is_known and all(new >= old for new, old in zip(shape, before.shape, strict=True))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import parameters_of, reads_itself, size_names, weight_name, width_of
+from esper.kasmina.layer_kinds import layer_at, reads_itself, size_names, size_of, weight_name
 from esper.kasmina.new_channels import channel_count
 from esper.kasmina.wider_layers import parameter_count
 
@@ -70,11 +70,12 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
     """Parameters of the module with so many new channels."""
     rows: dict[str, float] = {}
     columns: dict[str, float] = {}
-    for group, count in counts.items():
+    for group, count in (part for each, n in counts.items() for part in each.parts(n)):
         channels = channel_count(model, group)
         for name in (*group.writers, *group.companions):
-            layer = model.get_submodule(name)
-            size = width_of(layer)
+            layer, tensors = layer_at(model, name)
+            names = size_names(layer)
+            size = size_of(layer, names[0]) if names else tensors[0][2].shape[-1]
             new = count * group.rows(name, size, channels)
             rows[name] = rows.get(name, 1.0) + new / size
         for name, block in group.readers.items():
@@ -83,8 +84,8 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
             columns[name] = columns.get(name, 1.0) + count * block / size
     total = parameter_count(model)
     for name in rows.keys() | columns.keys():
-        layer = model.get_submodule(name)
-        for key, parameter in parameters_of(layer).items():
+        layer, tensors = layer_at(model, name)
+        for _, key, parameter in (each for each in tensors if isinstance(each[2], nn.Parameter)):
             factor = rows.get(name, 1.0)
             if reads_itself(layer, key):
                 factor *= factor

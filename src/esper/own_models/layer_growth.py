@@ -179,19 +179,19 @@ class LayerGrowth:
                 new, share, reason = None, 0.0, f"its forward pass fails then: {first_line(error)}"
             new, share, reason = self.agree((new, share, reason))
             if reason:
-                self.lines.append(f"{group.name} is not widened ({reason})")
+                self.lines.append(f"{group.title} is not widened ({reason})")
                 del counts[group]
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             for each in self.averages:
-                of_each = new if new.mixture is None else channel_sums(each, group, new.mixture)
-                changes.append(widen(each, group, replace(of_each, columns=new.columns)))
-            decimals = 0 if share >= 0.01 else 2
-            kind = "" if group.origin == "random" else f" {group.origin} of these,"
-            self.lines.append(
-                f"{group.name}: {group.change(new.count)},{kind} which explain "
-                f"{100 * share:.{decimals}f} % of the gradient that the others leave"
-            )
+                sums = new if new.mixture is None else channel_sums(each, group, new.mixture)
+                changes.append(widen(each, group, replace(new, entries=sums.entries)))
+            kind = "" if group.origin == "random" else f", {group.origin} of these"
+            if share > 1e-4 or not kind:  # layers know mixtures of what they read as it is
+                decimals = 0 if share >= 0.01 else 2
+                text = f"{100 * share:.{decimals}f} % of the gradient that the others leave"
+                kind += f", which explain {text}"
+            self.lines.append(f"{group.title}: {group.change(new.count)}{kind}")
         return changes
 
     def cost(self, growth: float) -> float:

@@ -78,10 +78,12 @@ def propose(
         candidates = balanced_channels(model, group, count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
-    records: dict[str, Record] = {name: ([], []) for name in group.readers}
-    handles = []
+    records, handles = dict[str, Record](), []
     for name in group.readers:
         layer = trial.get_submodule(name)
+        if isinstance(layer, nn.MultiheadAttention):
+            continue  # no hook sees what its products with the weights are
+        records[name] = [], []
         free_weight(layer).requires_grad_(True)
         handles.append(layer.register_forward_hook(_keep(*records[name])))
     with random_state_kept(), torch.enable_grad():

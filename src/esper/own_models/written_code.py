@@ -36,7 +36,7 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
             setattr(layer, key, size if is_number else (size,))
     for path, part in model.named_modules():
         for key, before in [*part._parameters.items(), *part._buffers.items()]:
-            value = state.get(f"{path}.{key}")
+            value = state.get(f"{path}.{key}".lstrip("."))
             if before is None or value is None or nn.parameter.is_lazy(before):
                 continue
             if value.shape == before.shape:

@@ -309,15 +309,10 @@ def test_a_captured_agent_learns_the_same_bits_as_a_plain_one(lag: int) -> None:
     agents = [
         growth_agent(config, 0, CPU, learner_arguments=arguments_of(impala, config)),
         CapturedAgent(
-            config,
-            0,
-            CPU,
-            lambda: FactoredLSTM(8),
-            GrowthMoments(CPU),
-            recorder=recorder,
+            config, 0, CPU, lambda: FactoredLSTM(8), GrowthMoments(CPU), recorder=recorder,
             **arguments_of(impala, config),
         ),
-    ]
+    ]  # fmt: skip
     results = [
         [agent.update(synthetic_rollout(agent.actor, 5, 8, 2, seed=i, episode=i)) for i in range(5)]
         for agent in agents

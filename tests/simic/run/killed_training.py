@@ -33,17 +33,9 @@ from esper.simic.training import vectorized
 from processes import WATCHDOG
 
 TINY = {
-    "task": "digits",
-    "envs": 2,
-    "group_size": 2,
-    "episode_length": 2,
-    "max_batches": 1,
-    "batch_size": 4,
-    "lstm_hidden": 8,
-    "seed": 5,
-    "threads": 1,
-    "backend": "torch",
-}
+    "task": "digits", "envs": 2, "group_size": 2, "episode_length": 2, "max_batches": 1,
+    "batch_size": 4, "lstm_hidden": 8, "seed": 5, "threads": 1, "backend": "torch",
+}  # fmt: skip
 """The smallest run with an update, which spends much of its time writing checkpoints."""
 
 STEPS_OF_A_SAVE = (

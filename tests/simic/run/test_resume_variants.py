@@ -9,22 +9,15 @@ from small_runs import SMALL, assert_same, events_of, timeless
 VARIANTS = {
     "plain": {},
     "schedules": {
-        "lr_warmup_frac": 0.5,
-        "lr_decay": "cosine",
-        "lr_decay_steps": 6,
-        "entropy_decay": "linear",
-        "entropy_decay_steps": 6,
-        "clip_decay": "step",
-        "clip_decay_steps": 6,
-        "value_warmup_steps": 3,
-        "entropy_per_head": ["op=2"],
-        "value_learning_rate": 3e-3,
+        "lr_warmup_frac": 0.5, "lr_decay": "cosine", "lr_decay_steps": 6, "entropy_decay": "linear",
+        "entropy_decay_steps": 6, "clip_decay": "step", "clip_decay_steps": 6,
+        "value_warmup_steps": 3, "entropy_per_head": ["op=2"], "value_learning_rate": 3e-3,
     },
     "adaptive": {"lr_adaptive_kl": 1e-4},
     "scaled": {"use_amp": True, "amp_dtype": "float16", "backend": "torch"},
     "half policy": {"amp_policy": True},
     "several tasks": {"task": ["digits", "digits_mlp"], "backend": "torch"},
-}
+}  # fmt: skip
 
 EFFECTS = {
     "scaled": lambda parts: parts["environment"]["scale"].numel() > 0,

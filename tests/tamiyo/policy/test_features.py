@@ -77,29 +77,15 @@ def test_host_features_match_their_names() -> None:
     parameters = torch.tensor([[100, 50, 50, 0]])
     found = named(host_features(progress, state, 400, parameters, 3)[0], HOST_FEATURES)
     expected = {
-        "progress": 0.25,
-        "remaining": 0.75,
-        "validation_loss": math.log(1.0 + 6.0),
-        "expected_accuracy": 1.0,
-        "loss_history_0": math.log(1.0 + 1.0),
-        f"loss_history_{HISTORY - 1}": math.log(1.0 + 5.0),
-        "accuracy_history_0": 0.0,
-        f"accuracy_history_{HISTORY - 1}": 0.8,
-        "train_loss": math.log(3.0),
-        "train_accuracy": 0.25,
-        "share_training": 0.25,
-        "share_blending": 0.25,
-        "share_kept": 0.25,
-        "action_success": 0.0,
-        "last_advance": 1.0,
-        "last_wait": 0.0,
-        "last_prune": 0.0,
-        "log_host_parameters": math.log(0.4) / 2.0,
-        "log_growth": math.log(1.5),
-        "budget_left": 0.0,
-        "rolled_back": 1.0,
-        "log_price": math.log(2.0),
-    }
+        "progress": 0.25, "remaining": 0.75, "validation_loss": math.log(1.0 + 6.0),
+        "expected_accuracy": 1.0, "loss_history_0": math.log(1.0 + 1.0),
+        f"loss_history_{HISTORY - 1}": math.log(1.0 + 5.0), "accuracy_history_0": 0.0,
+        f"accuracy_history_{HISTORY - 1}": 0.8, "train_loss": math.log(3.0), "train_accuracy": 0.25,
+        "share_training": 0.25, "share_blending": 0.25, "share_kept": 0.25, "action_success": 0.0,
+        "last_advance": 1.0, "last_wait": 0.0, "last_prune": 0.0,
+        "log_host_parameters": math.log(0.4) / 2.0, "log_growth": math.log(1.5), "budget_left": 0.0,
+        "rolled_back": 1.0, "log_price": math.log(2.0),
+    }  # fmt: skip
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
@@ -155,33 +141,15 @@ def test_slot_features_match_their_names() -> None:
     )  # fmt: skip
     found = described(state, signals)[1]
     expected = {
-        "occupied": 1.0,
-        "stage_blending": 1.0,
-        "stage_dormant": 0.0,
-        "alpha": 0.4,
-        "alpha_velocity": 0.1,
-        "alpha_goal": 0.7,
-        "ramp_target": 0.5,
-        "ramp_up": 1.0,
-        "ramp_down": 0.0,
-        "ramp_steps": 0.2,
-        "ramp_done": 0.1,
-        "tempo": 0.125,
-        "style_gated_gate": 1.0,
-        "style_linear_add": 0.0,
-        "contribution": 0.3,
-        "contribution_velocity": -0.2,
-        "contribution_known": 1.0,
-        "gradient_norm": math.log(5.0),
-        "gradient_health": 0.9,
-        "previous_health": -1.0,
-        "exploding": 1.0,
-        "age": 0.5,
-        "stage_age": 0.05,
-        "log_seed_share": math.log(1.5),
-        "depth": 2 / 3,
+        "occupied": 1.0, "stage_blending": 1.0, "stage_dormant": 0.0, "alpha": 0.4,
+        "alpha_velocity": 0.1, "alpha_goal": 0.7, "ramp_target": 0.5, "ramp_up": 1.0,
+        "ramp_down": 0.0, "ramp_steps": 0.2, "ramp_done": 0.1, "tempo": 0.125,
+        "style_gated_gate": 1.0, "style_linear_add": 0.0, "contribution": 0.3,
+        "contribution_velocity": -0.2, "contribution_known": 1.0, "gradient_norm": math.log(5.0),
+        "gradient_health": 0.9, "previous_health": -1.0, "exploding": 1.0, "age": 0.5,
+        "stage_age": 0.05, "log_seed_share": math.log(1.5), "depth": 2 / 3,
         "log_channels": math.log(5.0 / 16.0),
-    }
+    }  # fmt: skip
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
@@ -205,20 +173,15 @@ def test_a_measured_empty_slot_shows_logarithms(stage) -> None:
     told = {name: found[name] for name in EMPTY_SLOT_SIGNALS}
     assert told == pytest.approx(
         {
-            "slot_known": 1.0,
-            "log_slot_gradient": -3.0 / 5.0,
-            "log_slot_gradient_ratio": -4.0 / 5.0,
-            "log_slot_activation": -5.0 / 5.0,
-            "active_share": 0.7,
-            "log_gain_scale": -7.0 / 5.0,
-            "log_gain_norm": math.log(1e-12) / 5.0,
-            "log_gain_linear": 0.0,
-            "log_gain_pointwise": -10.0 / 5.0,
-            "log_gain_spatial": -11.0 / 5.0,
+            "slot_known": 1.0, "log_slot_gradient": -3.0 / 5.0,
+            "log_slot_gradient_ratio": -4.0 / 5.0, "log_slot_activation": -5.0 / 5.0,
+            "active_share": 0.7, "log_gain_scale": -7.0 / 5.0,
+            "log_gain_norm": math.log(1e-12) / 5.0, "log_gain_linear": 0.0,
+            "log_gain_pointwise": -10.0 / 5.0, "log_gain_spatial": -11.0 / 5.0,
             "log_gain_hidden": -12.0 / 5.0,
         },
         abs=1e-6,
-    )
+    )  # fmt: skip
 
 
 def test_signals_of_empty_slots_are_0_with_a_seed_or_without_a_finite_gradient() -> None:
