@@ -69,14 +69,10 @@ ALWAYS = [
 ]  # fmt: skip
 """Changes that close a gate under any rules."""
 STRICT = [
-    ("G2", {"improvement": 0.0049}),
-    ("G2", {"improvement": NAN}),
-    ("G2", {"gradient_ratio": 0.0999}),
-    ("G2", {"gradient_ratio": NAN}),
-    ("G3", {"stage_age": 3}),
-    ("G5", {"contribution": 0.0099}),
-    ("G5", {"contribution": -0.2}),
-]
+    ("G2", {"improvement": 0.0049}), ("G2", {"improvement": NAN}),
+    ("G2", {"gradient_ratio": 0.0999}), ("G2", {"gradient_ratio": NAN}), ("G3", {"stage_age": 3}),
+    ("G5", {"contribution": 0.0099}), ("G5", {"contribution": -0.2}),
+]  # fmt: skip
 """Changes that close a gate only under strict rules."""
 
 

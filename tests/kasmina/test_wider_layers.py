@@ -369,6 +369,17 @@ class Unit(nn.Module):
         return x / x.norm(dim=1, keepdim=True)
 
 
+class Unsaved(nn.Module):
+    """Adds a buffer that ``state_dict`` has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
@@ -394,6 +405,7 @@ class Unit(nn.Module):
             Joined(lambda m, _, x: m.head(m.three(x) * m.three.bias)), "three",
             "has parameters of three per channel",
         ),
+        (nn.Sequential(nn.Linear(4, 4), Unsaved(), nn.Linear(4, 2)), "0", "is not persistent"),
         (nn.Sequential(nn.Linear(4, 4), Unit(), nn.Linear(4, 2)), "0", "norm mixes its channels"),
         (nn.Sequential(nn.Linear(4, 4), nn.Softmax(1), nn.Linear(4, 2)), "0", "softmax mixes"),
         (nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2)), "0", "frozen"),

@@ -28,14 +28,10 @@ HOSTS, SIZE = 21, 400.0
 DRAWS = np.random.default_rng(0)
 RENTS = np.exp(DRAWS.uniform(np.log(0.02), np.log(0.3), HOSTS))
 LEVELS = {
-    "never grow": (0.4, 0.0),
-    "best fixed schedule": (0.5, 300.0),
-    "forest": (0.7, 300.0),
-    "clairvoyant per host": (0.9, 200.0),
-    "policy, greedy": (0.6, 40.0),
-    "misled twin, greedy": (0.6, 40.0),
-    "policy, sampled": (0.65, 20.0),
-}
+    "never grow": (0.4, 0.0), "best fixed schedule": (0.5, 300.0), "forest": (0.7, 300.0),
+    "clairvoyant per host": (0.9, 200.0), "policy, greedy": (0.6, 40.0),
+    "misled twin, greedy": (0.6, 40.0), "policy, sampled": (0.65, 20.0),
+}  # fmt: skip
 SHOWN = ("never grow", "forest", "clairvoyant per host", "policy, greedy", "policy, sampled")
 
 

@@ -24,14 +24,10 @@ def training(scheduler: type, higher_is_better: bool = True, **more: object) -> 
 @pytest.mark.parametrize(
     ("mode", "metric", "higher_is_better", "expected"),
     [
-        ("min", None, True, LOSS),
-        ("min", METRIC, True, LOSS),
-        ("min", METRIC, False, METRIC),
-        ("max", None, True, SCORE),
-        ("max", METRIC, True, METRIC),
-        ("max", METRIC, False, SCORE),
+        ("min", None, True, LOSS), ("min", METRIC, True, LOSS), ("min", METRIC, False, METRIC),
+        ("max", None, True, SCORE), ("max", METRIC, True, METRIC), ("max", METRIC, False, SCORE),
     ],
-)
+)  # fmt: skip
 def test_a_plateau_is_sought_in_a_number_that_moves_in_the_direction_of_the_scheduler(
     mode: str, metric: float | None, higher_is_better: bool, expected: float
 ) -> None:

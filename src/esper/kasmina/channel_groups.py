@@ -182,9 +182,12 @@ def _pass(
     recorder.resolve_concatenations()
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
-        layers = [*group.writers, *group.readers, *group.companions]
-        tensors = [x for name in layers for *_, x in layer_at(model, name)[1]]
-        parameters = [x for x in tensors if isinstance(x, nn.Parameter)]
+        layers = [layer_at(model, x) for x in (*group.writers, *group.readers, *group.companions)]
+        tensors = [(module, *each) for module, entries in layers for each in entries]
+        parameters = [x for *_, x in tensors if isinstance(x, nn.Parameter)]
+        for module, name, key, _ in tensors:
+            if key in module._non_persistent_buffers_set:
+                group.reason = group.reason or f"the buffer {name} is not persistent"
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
         if any(recorder.uses[id(p)] > 1 for p in parameters):

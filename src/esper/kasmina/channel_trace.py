@@ -357,15 +357,15 @@ class Recorder(TorchFunctionMode):
             elif tag.is_plain and (names := self._tensors_per_channel(x, tag.channels)):
                 for each in names:
                     self._note_companion(tag.group, each)
-            else:
+            elif function in _BROADCASTS or not is_of_user(module):  # others are tried
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
 
     def _tensors_per_channel(self, x: Tensor, channels: int) -> list[str]:
         """The full names of the user's parameters of which one is made, if all of these have an
-        entry per channel on the last axis, or a single one."""
+        entry per channel on the last axis, or a single one there."""
         name, module, keys = self._owners.get(id(x), ("", self._model, ()))
-        lengths = {key: each.shape[-1] for key, each in tensors_of(module) if each.numel() > 1}
+        lengths = {key: each.shape[-1] for key, each in tensors_of(module) if each.shape[-1] > 1}
         if not is_of_user(module) or any(lengths.get(key, channels) != channels for key in keys):
             return []
         return [f"{name}.{key}".lstrip(".") for key in keys if key in lengths]
