@@ -161,9 +161,9 @@ def balanced_channels(
     columns = {}
     for name, block in group.readers.items() if group.origin == "copies" else ():
         module = model.get_submodule(name)
-        if weight_name(module) in WEIGHT_NORMS:
-            continue  # by a weight norm, columns change how long the others are
-        weight = rows_first(module, module.get_parameter(weight_name(module))).detach()
+        if weight_name(module) != "weight":
+            continue  # of a weight norm they change the others; attention gets new heads
+        weight = rows_first(module, module.get_parameter("weight")).detach()
         shape = len(weight), count // group.channels, group.channels, block, *weight.shape[2:]
         draws = torch.randn(shape, generator=generator).to(weight)
         differences = (
