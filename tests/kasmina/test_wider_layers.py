@@ -521,13 +521,19 @@ def test_attention_that_reads_more_than_its_stream_is_refused(options: dict[str,
 
 
 def test_the_word_that_pads_stays_zero_and_a_largest_norm_is_refused() -> None:
-    model, x = nn.Sequential(nn.Embedding(5, 4, 2), nn.Linear(4, 3)), torch.randint(5, (8, 3))
+    model, x = Joined(lambda m, _, x: m.head((y := m.one(x)) + m.three(y))), words()
+    model.one, model.two = nn.Embedding(9, 4, 2), nn.Embedding(9, 4)
     (group,) = groups_of(model, x)[0]
     widen(model, group, starts.random_channels(model, group, 3, 7, torch.Generator()))
-    assert model[0].embedding_dim == 7
-    assert [bool(row[4:].any()) for row in model[0].weight] == [True, True, False, True, True]
-    model[0].max_norm = 1.0
-    assert "largest norm" in groups_of(model, x)[1]["0"]
+    assert model.one.embedding_dim == 7
+    assert [index for index, row in enumerate(model.one.weight) if not row[4:].any()] == [2]
+    model.one.max_norm = 1.0
+    assert "largest norm" in groups_of(model, x)[1]["one + three"]
+
+
+def test_an_embedding_alone_stays_as_wide_as_it_is() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
+    assert groups_of(model, words()) == ([], {"0": "embeddings alone write it"})
 
 
 class Narrow(nn.Module):

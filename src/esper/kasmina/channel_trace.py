@@ -310,7 +310,7 @@ class Recorder(TorchFunctionMode):
                 groups.add(tag.group)
                 is_known &= tag.position == position and not tag.group.parts
             else:
-                names = self._tensors_per_channel(x, output.shape[-1])
+                names = self._names_per_channel(x, output.shape[-1])
                 is_known &= bool(names)
                 queries += names
         if layer is not None:
@@ -352,19 +352,19 @@ class Recorder(TorchFunctionMode):
                 self._note_companion(tag.group, name)
             elif not _is_applied_per_channel(x, source, tag.position.axis, function):
                 continue
-            elif tag.is_plain and is_per_channel(module, source.shape[tag.position.axis]):
-                self._note_companion(tag.group, name)
-            elif tag.is_plain and (names := self._tensors_per_channel(x, tag.channels)):
+            elif tag.is_plain and (names := self._names_per_channel(x, tag.channels)):
                 for each in names:
                     self._note_companion(tag.group, each)
             elif function in _BROADCASTS or not is_of_user(module):  # others are tried
                 holder = name or "the module"
                 tag.group.reason = f"{function} has parameters of {holder} per channel"
 
-    def _tensors_per_channel(self, x: Tensor, channels: int) -> list[str]:
-        """The full names of the user's parameters of which one is made, if all of these have an
-        entry per channel on the last axis, or a single one there."""
+    def _names_per_channel(self, x: Tensor, channels: int) -> list[str]:
+        """The module of a parameter, or the full names of the user's parameters of which it is
+        made, if all of these have an entry per channel on the last axis, or a single one there."""
         name, module, keys = self._owners.get(id(x), ("", self._model, ()))
+        if keys and is_per_channel(module, channels):
+            return [name]
         lengths = {key: each.shape[-1] for key, each in tensors_of(module) if each.shape[-1] > 1}
         if not is_of_user(module) or any(lengths.get(key, channels) != channels for key in keys):
             return []
