@@ -97,21 +97,17 @@ def test_what_torch_allows_is_allowed() -> None:
 WAITS: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "item": (lambda x: x[0].item(), "_local_scalar_dense"),
     "bool": (lambda x: bool(x[0]), "_local_scalar_dense"),
-    "int": (lambda x: int(x[0]), "_local_scalar_dense"),
-    "tolist": (lambda x: x.tolist(), "tolist"),
-    "nonzero": (lambda x: x.nonzero(), "nonzero"),
-    "mask": (lambda x: x[x > 0], "index"),
+    "int": (lambda x: int(x[0]), "_local_scalar_dense"), "tolist": (lambda x: x.tolist(), "tolist"),
+    "nonzero": (lambda x: x.nonzero(), "nonzero"), "mask": (lambda x: x[x > 0], "index"),
     "assignment to a mask": (lambda x: x.__setitem__(x > 0, x * 2.0), "index_put_"),
-    "unique": (lambda x: x.unique(), "_unique2"),
-    "equal": (lambda x: torch.equal(x, x), "equal"),
-    "cpu": (lambda x: x.cpu(), "to"),
-    "to": (lambda x: x.to("cpu"), "to"),
+    "unique": (lambda x: x.unique(), "_unique2"), "equal": (lambda x: torch.equal(x, x), "equal"),
+    "cpu": (lambda x: x.cpu(), "to"), "to": (lambda x: x.to("cpu"), "to"),
     "from the host": (lambda x: torch.ones(3).to(GPU), "to"),
     "tensor": (lambda x: torch.tensor([1.0], device=GPU), "tensor"),
     "new_tensor": (lambda x: x + x.new_tensor([1.0]), "new_tensor"),
     "copy_": (lambda x: x.copy_(torch.ones(3)), "copy_ from the host"),
     "synchronize": (lambda x: torch.cuda.synchronize(), "synchronize"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WAITS)

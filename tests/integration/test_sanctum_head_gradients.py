@@ -198,18 +198,12 @@ def real_update(settings: dict) -> tuple[PPOAgent, dict]:
     """Run one small round of the ticket's training: real hosts, rollout and update."""
     config = unflatten(
         {
-            "task": "digits_shift",
-            "envs": 8,
-            "group_size": 4,
-            "episode_length": 8,
-            "max_batches": 2,
-            "batch_size": 16,
-            "lstm_hidden": 32,
-            "threads": 1,
+            "task": "digits_shift", "envs": 8, "group_size": 4, "episode_length": 8,
+            "max_batches": 2, "batch_size": 16, "lstm_hidden": 32, "threads": 1,
         }
         | settings,
         TrainConfig(),
-    )
+    )  # fmt: skip
     device = resolve_device(config.machine.device)
     environment = build_environment(config, (device,))
     assert environment.precision.enabled == config.machine.use_amp

@@ -536,6 +536,17 @@ def test_an_embedding_alone_stays_as_wide_as_it_is() -> None:
     assert groups_of(model, words()) == ([], {"0": "embeddings alone write it"})
 
 
+def test_a_widening_that_fails_half_way_leaves_the_module_as_it_was() -> None:
+    make, inputs, _ = HOSTS["patches"]
+    model = make()
+    group, state = groups_of(model, inputs())[0][0], copy.deepcopy(model.state_dict())
+    new, sizes = new_channels(model, group, 8), layer_sizes(model)
+    with pytest.raises(RuntimeError, match="Sizes of tensors"):
+        widen(model, group, replace(new, entries={**new.entries, "places": torch.ones(8, 3, 1)}))
+    assert layer_sizes(model) == sizes
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+
+
 class Narrow(nn.Module):
     """Queries and keys of a width of their own, and attributes with every size."""
 

@@ -136,13 +136,9 @@ def other_bytes(stack, batches: list[tuple[Tensor, Tensor]]) -> None:
 
 
 DISTURBANCES = (
-    independence.other_hosts,
-    independence.other_seeds,
-    independence.nan_hosts,
-    independence.nan_seeds,
-    independence.overflowing_hosts,
-    other_bytes,
-)
+    independence.other_hosts, independence.other_seeds, independence.nan_hosts,
+    independence.nan_seeds, independence.overflowing_hosts, other_bytes,
+)  # fmt: skip
 
 
 @every_backend

@@ -165,14 +165,10 @@ def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     return [(name, x) for name, x in both.items() if x is not None and x.ndim]
 
 
-def parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters among ``tensors_of``."""
-    return {name: x for name, x in tensors_of(module) if isinstance(x, nn.Parameter)}
-
-
 def factors_of(module: nn.Module) -> list[nn.Parameter]:
     """The parameters of a layer that are 0 where it computes 0: not the directions of a norm."""
-    return [x for name, x in parameters_of(module).items() if name not in WEIGHT_NORMS]
+    parameters = ((name, x) for name, x in tensors_of(module) if isinstance(x, nn.Parameter))
+    return [x for name, x in parameters if name not in WEIGHT_NORMS]
 
 
 def layer_and_key(name: str) -> tuple[str, str]:

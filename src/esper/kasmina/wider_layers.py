@@ -83,8 +83,12 @@ def widen(
     """
     change, gates = Widening(optimizers=optimizers), dict[nn.Module, int]()
     parts = [each for each, _ in group.parts(new.count)]
-    for each, channels in zip(parts, (new, *new.heads), strict=True):
-        _lengthen(model, each, channels, change, gates)
+    try:
+        for each, channels in zip(parts, (new, *new.heads), strict=True):
+            _lengthen(model, each, channels, change, gates)
+    except Exception:
+        change.undo()  # nobody else knows what was exchanged so far
+        raise
     for optimizer in optimizers:
         _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
