@@ -331,12 +331,29 @@ class Translator(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(9, 8, padding_idx=0), nn.Embedding(7, 8)
         self.transformer = nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True)
-        self.head = nn.Linear(8, 9)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.words(x) * 8**0.5 + self.places(torch.arange(x.shape[1]))
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=y.dtype)
-        return self.head(self.transformer(y, y, None, mask, src_key_padding_mask=x == 0))
+        y = self.transformer(y, y, None, mask, src_key_padding_mask=x == 0)
+        return nn.functional.linear(y, self.words.weight)
+
+
+class Masked(nn.Module):
+    """A layer, an activation and a norm before the table of an embedding, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.bias = nn.Embedding(9, 8), nn.Parameter(torch.zeros(9))
+        self.first, self.last = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.inner, self.outer, self.transform = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, 9)
+        self.head.weight, self.head.bias = self.words.weight, self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x)
+        x = self.first(x + self.outer(self.inner(x).relu()))
+        return self.head(self.last(self.transform(x).tanh()))
 
 
 def words() -> Tensor:
@@ -442,6 +459,7 @@ RESIDUAL = (
     "layer2.0.conv2 + layer2.0.shortcut.0 + layer2.1.conv2", "layer2.1.conv1",
 )  # fmt: skip
 PATCHES = [f"layers.layers.{i}.{x}" for i in range(2) for x in ("self_attn.out_proj", "linear2")]
+LANGUAGE = [f"blocks.{i}.{x}" for i in range(3) for x in ("attention.out_proj", "mlp.2")]
 TRANSLATOR = [
     *(f"encoder.layers.0.{x}" for x in ("self_attn.out_proj", "linear2")),
     *(f"decoder.layers.0.{x}" for x in ("self_attn.out_proj", "multihead_attn.out_proj")),
@@ -504,8 +522,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
          *(f"transformer.{x}coder.layers.0.linear1" for x in ("en", "de"))),
     ),
     "language": (
-        Gpt, lambda: tokens(8)[:, :-1], tuple(f"blocks.{i}.mlp.0" for i in range(3)),
+        Gpt, lambda: tokens(8)[:, :-1],
+        (" + ".join(["embedding", *LANGUAGE]), *(f"blocks.{i}.mlp.0" for i in range(3))),
     ),
+    "masked": (Masked, words, ("words + outer + transform", "inner")),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),

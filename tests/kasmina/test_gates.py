@@ -41,24 +41,18 @@ CASES = {
     "G0": Case(Gate.G0, Op.GERMINATE, {"stage": Stage.DORMANT}, {}),
     "G1": Case(Gate.G1, Op.ADVANCE, {"stage": Stage.GERMINATED}, {}),
     "G2": Case(
-        Gate.G2,
-        Op.ADVANCE,
-        {"stage": Stage.TRAINING, "stage_age": 3},
+        Gate.G2, Op.ADVANCE, {"stage": Stage.TRAINING, "stage_age": 3},
         HEALTHY | {"improvement": 0.0051, "gradient_ratio": 0.1001},
     ),
     "G3": Case(
-        Gate.G3,
-        Op.ADVANCE,
-        {"stage": Stage.BLENDING, "stage_age": 4, "alpha": 1.0, "ramp_target": 1.0},
-        {},
+        Gate.G3, Op.ADVANCE,
+        {"stage": Stage.BLENDING, "stage_age": 4, "alpha": 1.0, "ramp_target": 1.0}, {},
     ),
     "G5": Case(
-        Gate.G5,
-        Op.FOSSILISE,
-        {"stage": Stage.HOLDING, "alpha": 1.0, "ramp_target": 1.0},
+        Gate.G5, Op.FOSSILISE, {"stage": Stage.HOLDING, "alpha": 1.0, "ramp_target": 1.0},
         HEALTHY | {"contribution": 0.0101},
     ),
-}
+}  # fmt: skip
 
 ALWAYS = [
     ("G2", {"stage_age": 2}), ("G2", {"health": 0.69}), ("G2", {"health": NAN}),

@@ -150,6 +150,7 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     again = without_dropout(make())
     resize(again, model.state_dict())
     again.load_state_dict(model.state_dict())
+    assert [p.shape for p in again.parameters()] == [p.shape for p in model.parameters()]
     torch.testing.assert_close(logits(again.eval(), x), logits(model.eval(), x), rtol=0, atol=0)
     for change in reversed(changes):
         change.undo()

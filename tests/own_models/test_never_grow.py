@@ -64,28 +64,19 @@ CASES = {
     "residual": (ResidualNet, images(64), "cross_entropy", F.cross_entropy, {}),
     "clipped": (ResidualNet, images(64), "cross_entropy", F.cross_entropy, {"clip": 0.3}),
     "one cycle": (
-        ResidualNet,
-        images(64),
-        "cross_entropy",
-        F.cross_entropy,
+        ResidualNet, images(64), "cross_entropy", F.cross_entropy,
         {"scheduler": partial(OneCycleLR, max_lr=0.02, total_steps=EPOCHS * BATCHES)},
     ),
     "cosine": (
-        perceptron,
-        table(64),
-        "mse",
-        F.mse_loss,
+        perceptron, table(64), "mse", F.mse_loss,
         {"scheduler": partial(CosineAnnealingLR, T_max=EPOCHS), "optimizer": momentum},
     ),
     "plateau": (
-        perceptron,
-        table(64),
-        F.l1_loss,
-        F.l1_loss,
+        perceptron, table(64), F.l1_loss, F.l1_loss,
         {"scheduler": partial(ReduceLROnPlateau, patience=0, threshold=0.9)},
     ),
     "language": (Gpt, (text[:, :-1], text[:, 1:]), "cross_entropy", next_token, {"clip": 1.0}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -257,6 +257,7 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
     space: dict[str, Any] = {}
     exec(rebuilding_code(model, widths), space)
     again = space["rebuild"](make().eval(), model.state_dict())
+    assert size == sum(p.numel() for p in again.parameters())
     for one, two in zip(tensors(model(x)), tensors(again(x)), strict=True):
         assert torch.equal(one, two)
 

@@ -10,7 +10,7 @@ of a value and its gate. A function that mixes these too refuses the group by it
 may be one that sees no more of them than their mean or mean square, such as a layer norm.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -40,6 +40,8 @@ class ChannelGroup:
         origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
             channels, mixtures or copies of those that are there, a whole multiple of them.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
+        silent: norms whose new entries are 0, as what reads them is a table that also writes the
+            channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays.
     """
@@ -53,6 +55,7 @@ class ChannelGroup:
     attends: bool = False
     origin: Literal["random", "mixtures", "copies"] = "random"
     heads: tuple["ChannelGroup", ...] = ()
+    silent: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -162,6 +165,7 @@ def _frozen(group: TracedGroup) -> ChannelGroup:
     return ChannelGroup(
         group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
         group.units, group.attends, "mixtures" if group.is_balanced else "random", tuple(heads),
+        tuple(dict.fromkeys(group.tables.values())),
     )  # fmt: skip
 
 
@@ -182,9 +186,13 @@ def _pass(
     recorder.resolve_concatenations()
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
-        layers = [layer_at(model, x) for x in (*group.writers, *group.readers, *group.companions)]
+        names = dict.fromkeys((*group.writers, *group.readers, *group.companions))
+        layers = [layer_at(model, name) for name in names]
         tensors = [(module, *each) for module, entries in layers for each in entries]
-        parameters = [x for *_, x in tensors if isinstance(x, nn.Parameter)]
+        biases = {f"{name}.bias" for name in group.readers if name not in group.writers}
+        parameters = [
+            x for _, name, _, x in tensors if isinstance(x, nn.Parameter) and name not in biases
+        ]
         for module, name, key, _ in tensors:
             if key in module._non_persistent_buffers_set:
                 group.reason = group.reason or f"the buffer {name} is not persistent"
@@ -192,7 +200,9 @@ def _pass(
             group.reason = group.reason or "embeddings alone write it"
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
-        if any(recorder.uses[id(p)] > 1 for p in parameters):
+        tables = {id(x) for m, *_, x in tensors if isinstance(m, nn.Embedding)}
+        holders = Counter(id(p) for p in parameters)
+        if any(recorder.uses[x] > (n if x in tables else 1) for x, n in holders.items()):
             group.reason = group.reason or "a layer shares its parameters with another module"
         if not group.readers:
             group.reason = group.reason or "no layer reads it"

@@ -15,7 +15,6 @@ from esper.kasmina.layer_kinds import (
     Convolution,
     ConvTranspose,
     InputsFirst,
-    Linear,
     Norm,
     channel_axis,
     has_weight_norm,
@@ -69,9 +68,15 @@ class Recorder(TorchFunctionMode):
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
         self._all: list[TracedGroup] = []
+        # Of a table that a linear layer shares, that layer.
+        modules = sorted(model.named_modules(), key=lambda each: not _is_table(each[1]))
+        self._tables: dict[int, dict[str, nn.Module]] = {}
+        for name, module in modules:
+            if _is_table(module):
+                self._tables.setdefault(id(module._parameters["weight"]), {})[name] = module
         self._owners: dict[int, tuple[str, nn.Module, tuple[str, ...]]] = {
             id(x): (name, module, (key,))
-            for name, module in model.named_modules()
+            for name, module in modules
             for key, x in {**module._parameters, **module._buffers}.items()
             if x is not None
         }
@@ -151,13 +156,16 @@ class Recorder(TorchFunctionMode):
             begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
             operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
             owner, layer, _ = self._owners.get(id(operands.get(keys[1])), ("", None, ()))
-            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution):
+            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | nn.Embedding):
                 output = func(*args, **kwargs)
                 self._layer(owner, layer, operands[keys[0]], output)
                 return output
-        if name == "embedding" and (table := self._owner(nn.Embedding, inputs)):
+        tables = [self._tables[id(x)] for x in inputs if id(x) in self._tables]
+        if name == "embedding" and tables:
             output = func(*args, **kwargs)
-            self._write(*table, output, output.ndim - 1)
+            for each, module in tables[0].items():
+                self._write(each, module, output, output.ndim - 1)
+            self._union({self._of_writer(each, 0) for each in tables[0]})
             return output
         if name == "multi_head_attention_forward":
             output = func(*args, **kwargs)
@@ -249,19 +257,24 @@ class Recorder(TorchFunctionMode):
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
         tag, axis = self.tag(x), channel_axis(layer, output)
-        if not isinstance(layer, Linear) and layer.groups > 1:
+        if getattr(layer, "groups", 1) > 1:
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
             return
         if tag is not None:
             if (tag.position.axis, tag.position.gates) == (axis, 1):
                 source = self._end(name, False, tag.group)
-                if source.readers.setdefault(name, tag.position.block) != tag.position.block:
+                for table in self._tables.get(id(layer._parameters.get("weight")), ()):
+                    source = self._end(table, True, source)
+                    source.tables[table] = ["", *source.companions][-1]
+                block = tag.position.block
+                if not _is_table(layer) and source.readers.setdefault(name, block) != block:
                     source.reason = f"{name} is called with other channels, too"
             else:
                 tag.group.reason = f"{name} does not read it on its axis of channels"
                 tag.group.is_mixed = True
-        self._write(name, layer, output, axis)
+        if not _is_table(layer):
+            self._write(name, layer, output, axis)
 
     def _write(self, name: str, layer: nn.Module, output: Tensor, axis: int) -> None:
         """A layer that writes channels."""
@@ -406,6 +419,11 @@ class Recorder(TorchFunctionMode):
         if None in locations and is_layout:
             group.options += units_behind(func, args, kwargs, x, start, channels, gates)
         return locations
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Whether it is an embedding, whose weight is not parametrized."""
+    return isinstance(module, nn.Embedding) and "weight" in module._parameters
 
 
 def _is_applied_per_channel(parameter: Tensor, source: Tensor, axis: int, function: str) -> bool:

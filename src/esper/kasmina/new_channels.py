@@ -95,6 +95,9 @@ def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> Ne
     """Channels that are sums of those that are there, ``mixture [count, channels]``."""
     entries = {}
     for full, x in _present(model, group):
+        if layer_and_key(full)[0] in group.silent:
+            entries[full] = x.new_zeros(len(mixture), *x.shape[1:])
+            continue
         kind = torch.promote_types(x.dtype, torch.float64)  # which not every device has
         sums = mixture.to(kind) @ x.cpu().to(kind).reshape(len(x), -1)
         entries[full] = sums.to(x.dtype).view(-1, *x.shape[1:])
@@ -170,6 +173,9 @@ def balanced_channels(
             (draws - draws.mean(1, keepdim=True)) * DIFFERENCE * weight.square().mean().sqrt()
         )
         columns[name] = differences.flatten(1, 2).cpu()
+        if name in group.writers and sums.mixture is not None:  # copies of its rows read the same
+            copies = sums.mixture.to(weight.dtype) @ columns[name].flatten(1)
+            columns[name] = torch.cat([columns[name], copies.unflatten(1, columns[name].shape[1:])])
     heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
     return replace(sums, columns=columns, heads=heads)
 

@@ -118,7 +118,7 @@ def _lengthen(
         (module, tensors), is_writer = layer_at(model, name), name in group.writers
         for full, key, x in tensors:
             entry = new.entries.get(full)
-            if entry is not None:
+            if entry is not None and not _is_exchanged(change, module, key, x):
                 old = rows_first(module, x.detach())
                 end = len(old) if is_writer or name not in group.layouts else ends[name]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
@@ -133,15 +133,27 @@ def _lengthen(
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         key = weight_name(module)
-        weight = rows_first(module, module.get_parameter(key))
+        weight: Tensor = module.get_parameter(key)
+        for attribute in size_names(module)[1:]:
+            _add(change, module, attribute, block * new.count)
+        if _is_exchanged(change, module, key, weight):
+            continue
+        weight = rows_first(module, weight)
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
         end, columns = block * ends[name], new.columns.get(name)
         entry = zeros if columns is None else columns.to(weight).view_as(zeros)
         value = rows_first(module, _insert(weight, entry, end, axis=1))
         _replace(change, module, key, value)
         change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
-        for attribute in size_names(module)[1:]:
-            _add(change, module, attribute, block * new.count)
+
+
+def _is_exchanged(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:
+    """Whether another layer shares a parameter and has got a longer one; if so, it gets that."""
+    after = next((after for *_, before, after in change.exchanges if before is x), None)
+    if after is not None:
+        _put(module, key, after)
+        change.exchanges.append((module, key, x, after))
+    return after is not None
 
 
 def _insert(x: Tensor, new: Tensor, end: int, axis: int = 0) -> Tensor:
@@ -174,7 +186,7 @@ def resize(
     Returns:
         the names of the layers whose size differences.
     """
-    names, later = [], {}
+    names, later = list[str](), dict[int, Tensor]()
     ratios: tuple[dict[str, Fraction], ...] = {}, {}
     for name, module in model.named_modules():
         weight = dict(tensors_of(module)).get(key := weight_name(module))
@@ -199,8 +211,8 @@ def resize(
         for key, x, like in differences:
             value = x.detach().new_zeros(like.shape)
             is_parameter = isinstance(x, nn.Parameter)
-            later[id(x)] = new = nn.Parameter(value, x.requires_grad) if is_parameter else value
-            _put(module, key, new)
+            new = nn.Parameter(value, x.requires_grad) if is_parameter else value
+            _put(module, key, later.setdefault(id(x), new))
             if key == "weight_hh_l0":
                 module.hidden_size = like.shape[1]
             if key in (weight_name(module), "running_mean") or "normalized_shape" in attributes:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import log
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import layer_at, reads_itself, size_names, size_of, weight_name
@@ -82,7 +82,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
             layer = model.get_submodule(name)
             size = getattr(layer, size_names(layer)[1])
             columns[name] = columns.get(name, 1.0) + count * block / size
-    total = parameter_count(model)
+    more = dict[Tensor, int]()
     for name in rows.keys() | columns.keys():
         layer, tensors = layer_at(model, name)
         for _, key, parameter in (each for each in tensors if isinstance(each[2], nn.Parameter)):
@@ -91,5 +91,5 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
                 factor *= factor
             elif key == weight_name(layer):
                 factor *= columns.get(name, 1.0)
-            total += round(parameter.numel() * (factor - 1.0))
-    return total
+            more[parameter] = round(parameter.numel() * (factor - 1.0))
+    return parameter_count(model) + sum(more.values())

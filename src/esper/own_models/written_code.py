@@ -34,16 +34,16 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
         for key, size in sizes.items():
             is_number = isinstance(getattr(layer, key), int)
             setattr(layer, key, size if is_number else (size,))
+    shared = {}  # by its id, a tensor of one or several layers, which keeps the id, and its heir
     for path, part in model.named_modules():
         for key, before in [*part._parameters.items(), *part._buffers.items()]:
             value = state.get(f"{path}.{key}".lstrip("."))
-            if before is None or value is None or nn.parameter.is_lazy(before):
+            is_free = before is None or value is None or nn.parameter.is_lazy(before)
+            if is_free or value.shape == before.shape:
                 continue
-            if value.shape == before.shape:
-                continue
-            is_parameter = isinstance(before, nn.Parameter)
-            value = torch.empty_like(value)
-            setattr(part, key, nn.Parameter(value) if is_parameter else value)
+            new = torch.empty_like(value)
+            new = nn.Parameter(new) if isinstance(before, nn.Parameter) else new
+            setattr(part, key, shared.setdefault(id(before), (before, new))[1])
     model.load_state_dict(state)
     return model
 '''

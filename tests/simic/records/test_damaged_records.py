@@ -152,20 +152,17 @@ def test_another_format_is_refused_even_with_skip_bad(run: Path) -> None:
 
 CHANGES = {
     "an additional host feature": (
-        {"host": [*current_layout().host, "mood"]},
-        "with host feature mood",
+        {"host": [*current_layout().host, "mood"]}, "with host feature mood",
     ),
     "a missing slot feature": (
-        {"slots": current_layout().slots[:-1]},
-        "without slot feature log_channels",
+        {"slots": current_layout().slots[:-1]}, "without slot feature log_channels",
     ),
     "renamed": (
         {"critic": ["twin_score", "lead", "known"]},
         "with critic feature lead and without critic feature gain",
     ),
     "another order": (
-        {"host": current_layout().host[::-1]},
-        "with another order of every host feature",
+        {"host": current_layout().host[::-1]}, "with another order of every host feature",
     ),
     "another head": ({"heads": [*current_layout().heads, "colour"]}, "with action head colour"),
     "another option": (
@@ -176,7 +173,7 @@ CHANGES = {
         {"options": current_layout().options | {"colour": ["red"]}},
         "with option of head colour red",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
