@@ -10,7 +10,7 @@ from own_modules import Gpt, ResidualNet, images, tokens
 
 
 class GatedNet(nn.Module):
-    """A depthwise convolution and a gate by squeeze and excitation (Hu et al., 2018)."""
+    """A depthwise convolution, a gate by squeeze and excitation (Hu et al., 2018) and a scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,11 +19,13 @@ class GatedNet(nn.Module):
         self.norm = nn.BatchNorm2d(6)
         self.squeeze, self.excite = nn.Linear(6, 2), nn.Linear(2, 6)
         self.project, self.head = nn.Conv2d(6, 5, 1), nn.Linear(5, 3)
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 6)[:, None, None])
+        self.shift = nn.Parameter(torch.randn(1, 5, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.depthwise(self.expand(x))))
+        x = torch.relu(self.norm(self.depthwise(self.expand(x)))) * self.scale
         gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3))))))
-        return self.head(self.project(x * gate[:, :, None, None]).mean(dim=(-1, -2)))
+        return self.head((self.project(x * gate[:, :, None, None]) + self.shift).mean(dim=(-1, -2)))
 
 
 class Tagger(nn.Module):

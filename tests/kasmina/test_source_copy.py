@@ -37,20 +37,17 @@ register("from_a_file", build)
 IMPORTS = {
     "names": (
         "from esper.kasmina.ops import conv2d\nfrom esper.kasmina.stack import weight",
-        "conv2d",
-        "weight",
+        "conv2d", "weight",
     ),
     "aliases": (
         "from esper.kasmina.ops import conv2d as c\nfrom esper.kasmina.stack import weight as w",
-        "c",
-        "w",
+        "c", "w",
     ),
     "modules": (
         "from esper.kasmina import ops\nimport esper.kasmina.stack as st",
-        "ops.conv2d",
-        "st.weight",
+        "ops.conv2d", "st.weight",
     ),
-}
+}  # fmt: skip
 
 
 def loaded(tmp_path: Path, source: str) -> None:

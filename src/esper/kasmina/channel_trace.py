@@ -20,6 +20,7 @@ from esper.kasmina.layer_kinds import (
     has_weight_norm,
     is_of_user,
     is_per_channel,
+    last_axis,
     tensors_of,
 )
 from esper.kasmina.nested import map_leaves, tensors
@@ -374,11 +375,12 @@ class Recorder(TorchFunctionMode):
 
     def _names_per_channel(self, x: Tensor, channels: int) -> list[str]:
         """The module of a parameter, or the full names of the user's parameters of which it is
-        made, if all of these have an entry per channel on the last axis, or a single one there."""
+        made, if all of these have an entry per channel on their ``last_axis``, or a single one."""
         name, module, keys = self._owners.get(id(x), ("", self._model, ()))
         if keys and is_per_channel(module, channels):
             return [name]
-        lengths = {key: each.shape[-1] for key, each in tensors_of(module) if each.shape[-1] > 1}
+        shapes = {key: each.shape for key, each in tensors_of(module) if each.numel() > 1}
+        lengths = {key: shape[last_axis(shape)] for key, shape in shapes.items()}
         if not is_of_user(module) or any(lengths.get(key, channels) != channels for key in keys):
             return []
         return [f"{name}.{key}".lstrip(".") for key in keys if key in lengths]

@@ -1,8 +1,9 @@
 """The layers that can become wider: what their sizes and their parameters mean."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
@@ -61,7 +62,7 @@ def set_size(module: nn.Module, name: str, size: int) -> None:
 
 
 def is_per_channel(module: nn.Module, channels: int) -> bool:
-    """Whether a module that is no layer has an entry per channel on the last axis of its tensors.
+    """Whether a module that is no layer has an entry per channel on an axis of its tensors.
 
     They are those of a layer norm, or of a module of the user's, such as a learned scale; others of
     torch's, such as an embedding, are not.
@@ -70,7 +71,14 @@ def is_per_channel(module: nn.Module, channels: int) -> bool:
     is_norm = bool(size_names(module))
     if any(module.children()) or not (is_norm or is_of_user(module)):
         return False
-    return all(shape[-1] == channels and not (is_norm and len(shape) > 1) for shape in shapes)
+    return all(
+        shape[last_axis(shape)] == channels and not (is_norm and len(shape) > 1) for shape in shapes
+    )
+
+
+def last_axis(shape: torch.Size) -> int:
+    """The last axis with several entries: that of channels in a tensor of a user's module."""
+    return max((axis for axis, size in enumerate(shape) if size > 1), default=len(shape) - 1)
 
 
 def is_of_user(module: nn.Module) -> bool:
@@ -130,13 +138,22 @@ def free_weight(module: Any) -> Tensor:
     return module.weight
 
 
-def rows_first(module: nn.Module, x: Tensor) -> Tensor:
-    """A parameter or buffer of a layer with what it writes on the first axis, or the inverse."""
+def rows_first(module: nn.Module, x: Tensor, like: Tensor | None = None) -> Tensor:
+    """A parameter or buffer of a layer with what it writes on the first axis, or the inverse.
+
+    The axes are those of ``like``, where ``x`` was turned.
+    """
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
     is_linear = isinstance(module, InputsFirst | nn.Embedding) and x.ndim > 1
     if not size_names(module):
-        return x.transpose(0, -1)
+        return x.transpose(0, last_axis((x if like is None else like).shape))
     return x.transpose(0, 1) if is_convolution or is_linear else x
+
+
+def row_count(module: nn.Module, tensors: Sequence[Tensor]) -> int:
+    """How many rows a layer has, or the tensors of a user's module."""
+    names = size_names(module)
+    return size_of(module, names[0]) if names else len(rows_first(module, tensors[0]))
 
 
 def channel_axis(layer: nn.Module, x: Tensor) -> int:

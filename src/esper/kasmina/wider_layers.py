@@ -16,6 +16,7 @@ from esper.kasmina.layer_kinds import (
     group_counts,
     holder_of,
     is_of_user,
+    last_axis,
     layer_and_key,
     layer_at,
     reads_itself,
@@ -96,7 +97,7 @@ def widen(
                 change.states[before] = optimizer, optimizer.state.pop(before)
                 state = _padded_state(
                     change.states[before][1], before, after, gates.get(module, 1),
-                    change.ends[module, key], partial(rows_first, module),
+                    change.ends[module, key], partial(rows_first, module, like=before),
                 )  # fmt: skip
                 if state is not None:
                     optimizer.state[after] = state
@@ -123,7 +124,7 @@ def _lengthen(
                 end = len(old) if is_writer or name not in group.layouts else ends[name]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
                 value = _longer(module, key, old, entry.to(x), end, gates[module])
-                _replace(change, module, key, rows_first(module, value))
+                _replace(change, module, key, rows_first(module, value, x))
                 change.ends[module, key] = end, *old.shape[1:2]
         _join_weights(module)
         sizes = {*size_names(module)[: 1 if is_writer else None], *group_counts(module)}
@@ -253,9 +254,12 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     before = holder.get(entry)
     if before is None or before.ndim != len(shape):
         return False
-    is_companion = isinstance(module, nn.Embedding) or is_of_user(module)
-    is_known = before.shape[:-1] == shape[:-1] if is_companion else bool(size_names(module))
-    return is_known and all(new >= old for new, old in zip(shape, before.shape, strict=True))
+    changes = [new - old for new, old in zip(shape, before.shape, strict=True)]
+    is_table, is_known = isinstance(module, nn.Embedding), bool(size_names(module))
+    if is_table or is_of_user(module):
+        axis = 1 if is_table else last_axis(before.shape)
+        is_known = not any(changes[:axis] + changes[axis + 1 :])
+    return is_known and min(changes) >= 0
 
 
 def _put(module: nn.Module, name: str, value: Tensor) -> None:

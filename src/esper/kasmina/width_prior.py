@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import layer_at, reads_itself, size_names, size_of, weight_name
+from esper.kasmina.layer_kinds import layer_at, reads_itself, row_count, size_names, weight_name
 from esper.kasmina.new_channels import channel_count
 from esper.kasmina.wider_layers import parameter_count
 
@@ -74,8 +74,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
         channels = channel_count(model, group)
         for name in (*group.writers, *group.companions):
             layer, tensors = layer_at(model, name)
-            names = size_names(layer)
-            size = size_of(layer, names[0]) if names else tensors[0][2].shape[-1]
+            size = row_count(layer, [x for *_, x in tensors])
             new = count * group.rows(name, size, channels)
             rows[name] = rows.get(name, 1.0) + new / size
         for name, block in group.readers.items():

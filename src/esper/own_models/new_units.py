@@ -116,8 +116,8 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
     """The channels with the running statistics that the batch norms measured of them."""
     entries = dict(new.entries)
     for name in group.companions:
-        module = model.get_submodule(name)
-        if getattr(module, "running_mean", None) is not None:
+        if f"{name}.running_mean" in entries:
+            module = model.get_submodule(name)
             for key in ("running_mean", "running_var"):
                 like = entries[f"{name}.{key}"]
                 end = end_of(model, group, name) * (like.numel() // new.count)
