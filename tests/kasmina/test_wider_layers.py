@@ -93,23 +93,27 @@ def test_mixtures_have_the_mean_and_mean_square_of_what_they_are_of() -> None:
     assert mixed.shape == (9, 15)
     torch.testing.assert_close(mixed.mean(1), x.mean(1))
     torch.testing.assert_close(mixed.square().mean(1), x.square().mean(1))
-    distances = torch.cdist(mixture, torch.cat([mixture, torch.eye(5, dtype=torch.float64)]))
+    first, second, third = mixture.view(3, 5, 5)
+    assert torch.equal(first, second)
+    distances = torch.cdist(mixture[5:], torch.cat([first, third, torch.eye(5).double()]))
     assert distances.fill_diagonal_(1.0).min() > 0.01
     copies = replace(group, origin="copies")
     assert torch.equal(starts.moment_mixture(copies, 10, generator), torch.eye(5).repeat(2, 1))
 
 
-def test_copies_of_a_channel_keep_the_function_and_learn_something_else() -> None:
+@pytest.mark.parametrize("host", ["normed reader", "normed"])
+def test_equal_channels_keep_the_function_and_learn_something_else(host: str) -> None:
     torch.manual_seed(0)
-    make, inputs, _ = HOSTS["normed reader"]
+    make, inputs, _ = HOSTS[host]
     model, x = make(), inputs()
-    (group,) = groups_of(model, x)[0]
+    group = groups_of(model, x)[0][0]
     before = model(x)
     generator = torch.Generator().manual_seed(0)
     widen(model, group, starts.balanced_channels(model, group, 3 * group.channels, generator))
     torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
     trained(model, x, 5, torch.optim.Adam)
-    units = model.lstm.bias_ih_l0.detach().view(4, 4, 5)  # gates, copies, units
+    bias = model[0].bias if host == "normed" else model.lstm.bias_ih_l0
+    units = bias.detach().view(-1, 4, group.channels)  # gates, copies, units
     assert torch.pdist(units.transpose(0, 1).flatten(1)).min() > 1e-3
 
 

@@ -105,18 +105,12 @@ def test_the_algorithm_of_another_package_is_a_command(tmp_path: Path) -> None:
     words = "train ranks --gym CartPole-v1 --spread 0.5 --rounds 1 --envs 2 --name a"
     done = subprocess.run(
         [
-            sys.executable,
-            "-c",
-            "from esper_growth import main; exit(main())",
-            *words.split(" "),
-            "--telemetry-dir",
-            str(tmp_path),
+            sys.executable, "-c", "from esper_growth import main; exit(main())", *words.split(" "),
+            "--telemetry-dir", str(tmp_path),
         ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     settings = json.loads((tmp_path / "a" / "config.json").read_text())["settings"]
     assert (settings["algorithm"], settings["spread"]) == ("ranks", 0.5)
