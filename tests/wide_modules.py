@@ -97,6 +97,19 @@ class Attention(nn.Module):
         return self.linears[3]((weights @ v).transpose(1, 2).reshape(len(x), -1, self.h * self.d_k))
 
 
+class InputWidth(Attention):
+    """Heads whose width is that of the input by their number, as in many a tutorial."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = (
+            layer(x).view(batch, time, self.h, width // self.h).transpose(1, 2)
+            for layer in self.linears[:3]
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.linears[3](y.transpose(1, 2).reshape(batch, time, width))
+
+
 class FusedAttention(nn.Module):
     """All three from one layer, with the width of all heads in an attribute."""
 
@@ -556,6 +569,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         lambda: torch.randn(8, 7, 4),
         ("0", "1.linears.0 + 1.linears.1 + 1.linears.2", "1.linears.3"),
     ),
+    "input width": (lambda: Encoder(InputWidth()), words, ("mlp.0", stream("inner.linears.3"))),
     "fused": (
         lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0", stream("inner.project")),
     ),

@@ -172,19 +172,12 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
     assert all(torch.equal(v, alone_state[n]) for n, v in model.state_dict().items())
 
 
+KINDS = torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad
 GO_ON = "perceptron", "tagger", "reader", "attention", "fused", "inputs first", "decoder", "groups"
 
 
 @pytest.mark.parametrize("host", [*GO_ON, "weight norms"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        torch.optim.Adam,
-        torch.optim.RMSprop,
-        torch.optim.Adagrad,
-        partial(torch.optim.SGD, momentum=0.9),
-    ],
-)
+@pytest.mark.parametrize("kind", [*KINDS, partial(torch.optim.SGD, momentum=0.9)])
 def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) -> None:
     torch.manual_seed(0)
     make, inputs, _ = HOSTS[host]
@@ -432,19 +425,6 @@ def test_outputs_are_not_listed() -> None:
         assert not refused
 
 
-class InputWidth(Attention):
-    """Heads whose width is that of the input by their number, as in many a tutorial."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        q, k, v = (
-            layer(x).view(batch, time, self.h, width // self.h).transpose(1, 2)
-            for layer in self.linears[:3]
-        )
-        y = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.linears[3](y.transpose(1, 2).reshape(batch, time, width))
-
-
 class Inline(Attention):
     """Attention and an MLP in one module, whose number of heads a reload could not tell apart."""
 
@@ -459,7 +439,7 @@ class Inline(Attention):
 @pytest.mark.parametrize(
     ("model", "widened", "reason"),
     [
-        (InputWidth(), [], "is invalid for input of size"),
+        (HOSTS["input width"][0]().inner, [], "is invalid for input of size"),
         (Inline(), ["linears.3", "up"], "is written into it"),
         (Attention(heads=1), [], "is written into it"),
     ],
@@ -493,6 +473,18 @@ def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     assert layer_sizes(again) == layer_sizes(model)
     change.undo()
     assert layer_sizes(model)["inner"] == before
+
+
+def test_heads_as_wide_as_their_input_become_more_with_it() -> None:
+    make, inputs, _ = HOSTS["input width"]
+    model = make()
+    (stream, _), refused = groups_of(model, inputs())
+    assert stream.change(8) == "8 -> 16 channels and 2 -> 4 heads"
+    assert not refused
+    change = widen(model, stream, new_channels(model, stream, 8))
+    assert (model.inner.h, model.inner.linears[2].weight.shape) == (4, (16, 16))
+    change.undo()
+    assert (model.inner.h, model.inner.linears[2].weight.shape) == (2, (8, 8))
 
 
 def test_the_attention_of_torch_gets_heads_of_the_same_width_with_its_stream() -> None:

@@ -27,16 +27,27 @@ def wider_groups(
     """
     groups, reasons = channel_groups(model, run)
     before, wide = run() if groups else None, list[ChannelGroup]()
-    for group in groups:
+    # Streams last, as those heads join them that are not wider alone.
+    for group in sorted(groups, key=lambda each: each.origin != "random"):
+        heads = tuple(each for each in groups if each not in wide and _are_heads(each, group))
         further = [] if group.origin == "random" else [replace(group, origin="copies")]
+        further += [replace(each, heads=group.heads + heads) for each in [group, *further] if heads]
         for each in [group, *further]:
             reason = _problem(model, each, before, run)
             if not reason:
                 wide.append(each)
                 break
             reasons.setdefault(group.name, reason)
-    writers = {name for group in wide for name in group.writers}
+    parts = [part for group in wide for part, _ in group.parts(0)]
+    writers = {name for part in parts for name in part.writers}
+    wide.sort(key=lambda each: [group.writers for group in groups].index(each.writers))
     return wide, {name: x for name, x in reasons.items() if name.split(" + ")[0] not in writers}
+
+
+def _are_heads(group: ChannelGroup, stream: ChannelGroup) -> bool:
+    """Whether a group is that of heads that read and write a stream."""
+    is_beside = stream.readers.keys() >= {*group.writers} and {*stream.writers} >= {*group.readers}
+    return group.attends and stream.origin != "random" and is_beside
 
 
 def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[], Any]) -> str:

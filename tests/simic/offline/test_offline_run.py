@@ -372,8 +372,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "batch size": (["offline", "--batch-size", "0"], "batch_size: must lie between 1"),
     "share": (["imitation", "--held-out", "1"], "held_out: must lie between 0 and 0.9"),
     "c_clip": (
-        ["offline", "--records", "{recorded}", "--c-clip", "2"],
-        "c_clip: must be at most rho_clip",
+        ["offline", "--records", "{recorded}", "--c-clip", "2"], "c_clip: must be at most rho_clip",
     ),
     "device": (
         ["imitation", "--records", "{recorded}", "--device", "tpu"],
@@ -391,7 +390,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "resume nothing": (["imitation", "--resume", "nowhere"], "resume: nowhere is not a run"),
     "ppo": (["ppo", "--resume", "{run}"], "resume: {run} learns by imitation"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

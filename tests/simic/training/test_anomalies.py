@@ -78,8 +78,7 @@ PROVOKED = {
         ["3 entropy_collapse head_entropy/op"],
     ),
     "entropy_collapse, share unknown": (
-        [{"head_entropy/op": 0.01}] * 3,
-        ["3 entropy_collapse head_entropy/op"],
+        [{"head_entropy/op": 0.01}] * 3, ["3 entropy_collapse head_entropy/op"],
     ),
     "entropy_collapse to nothing": (
         [{"head_entropy/op": 0.0, "head_choice/op": 0.5}] * 3,
@@ -101,7 +100,7 @@ PROVOKED = {
     "not_finite": ([{"policy_loss": -math.inf}], ["1 not_finite policy_loss"]),
     "not_finite, refused": ([{"refused": 0.25}], ["1 not_finite refused"]),
     "missing_gradient": ([{"head_grad_norms/op": None}], ["1 missing_gradient head_grad_norms/op"]),
-}
+}  # fmt: skip
 
 UNPROVOKED: dict[str, list[dict[str, float | None]]] = {
     "ratio at the bounds": [{"ratio_max": 5.0, "ratio_min": 0.1}],
