@@ -528,11 +528,6 @@ def test_the_word_that_pads_stays_zero_and_a_largest_norm_is_refused() -> None:
     assert "largest norm" in groups_of(model, x)[1]["one + three"]
 
 
-def test_an_embedding_alone_stays_as_wide_as_it_is() -> None:
-    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3))
-    assert groups_of(model, words()) == ([], {"0": "embeddings alone write it"})
-
-
 def test_a_widening_that_fails_half_way_leaves_the_module_as_it_was() -> None:
     make, inputs, _ = HOSTS["patches"]
     model = make()

@@ -196,8 +196,6 @@ def _pass(
         for module, name, key, _ in tensors:
             if key in module._non_persistent_buffers_set:
                 group.reason = group.reason or f"the buffer {name} is not persistent"
-        if all(isinstance(model.get_submodule(x), nn.Embedding) for x in group.writers):
-            group.reason = group.reason or "embeddings alone write it"
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
         tables = {id(x) for m, *_, x in tensors if isinstance(m, nn.Embedding)}
