@@ -48,20 +48,12 @@ RECORDED = ROOT / "tests" / "recorded" / "healthy"
 
 ARGUMENTS: dict[str, type] = {
     **{f"train {name}": flags for name, flags in flags_of_commands().items()},
-    "evaluate": EvaluateArguments,
-    "grow": GrowArguments,
-    "play": PlayArguments,
-    "policies": PoliciesArguments,
-    "sanctum": SanctumArguments,
-    "report": ReportArguments,
-    "query": QueryArguments,
-    "runs prune": PruneArguments,
-    "runs": RunsArguments,
-    "replay": ReplayArguments,
-    "tasks check": CheckArguments,
-    "tasks fetch": FetchArguments,
+    "evaluate": EvaluateArguments, "grow": GrowArguments, "play": PlayArguments,
+    "policies": PoliciesArguments, "sanctum": SanctumArguments, "report": ReportArguments,
+    "query": QueryArguments, "runs prune": PruneArguments, "runs": RunsArguments,
+    "replay": ReplayArguments, "tasks check": CheckArguments, "tasks fetch": FetchArguments,
     "tasks": TasksArguments,
-}
+}  # fmt: skip
 NUMBERS = {"TOTAL": "60", "ROUNDS": "60", "N": "3", "DAYS": "7"}
 """Placeholders of commands that stand for a number."""
 

@@ -83,10 +83,12 @@ class Dense(nn.Module):
 class Attention(nn.Module):
     """Queries, keys and values from one layer each, cut into heads by a number of its own."""
 
-    def __init__(self, width: int = 8, heads: int = 2) -> None:
+    def __init__(
+        self, width: int = 8, heads: int = 2, linear: Callable[..., nn.Module] = nn.Linear
+    ) -> None:
         super().__init__()
         self.h, self.d_k = heads, width // heads
-        self.linears = nn.ModuleList(nn.Linear(width, width) for _ in range(4))
+        self.linears = nn.ModuleList(linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
@@ -108,6 +110,17 @@ class InputWidth(Attention):
         )
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.linears[3](y.transpose(1, 2).reshape(batch, time, width))
+
+
+class Pointwise(nn.Module):
+    """A linear layer of each time, written as a convolution."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Conv1d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x.transpose(1, 2)).transpose(1, 2)
 
 
 class FusedAttention(nn.Module):
@@ -573,6 +586,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         ("0", "1.linears.0 + 1.linears.1 + 1.linears.2", "1.linears.3"),
     ),
     "input width": (lambda: Encoder(InputWidth()), words, ("mlp.0", stream("inner.linears.3"))),
+    "pointwise": (
+        lambda: Encoder(InputWidth(linear=Pointwise)), words,
+        ("mlp.0", stream("inner.linears.3.map")),
+    ),
     "fused": (
         lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0", stream("inner.project")),
     ),

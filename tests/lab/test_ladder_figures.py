@@ -119,15 +119,10 @@ ENOUGH = Headroom(0.4, 4, (4.0, 2.0, 6.0), (2.0, 1.0, 3.0))
 @pytest.mark.parametrize(
     "change",
     [
-        {"never": 0.19},
-        {"never": 0.61},
-        {"plans": 3},
-        {"over_blind": (3.9, 2.0, 6.0)},
-        {"over_blind": (4.0, 1.9, 6.0)},
-        {"over_looking": (1.9, 1.0, 3.0)},
-        {"over_looking": (2.0, 0.9, 3.0)},
+        {"never": 0.19}, {"never": 0.61}, {"plans": 3}, {"over_blind": (3.9, 2.0, 6.0)},
+        {"over_blind": (4.0, 1.9, 6.0)}, *({"over_looking": x} for x in ((1.9, 1, 3), (2, 0.9, 3))),
     ],
-)
+)  # fmt: skip
 def test_every_condition_of_the_gate_counts(change: dict):
     assert ENOUGH.passes
     assert not replace(ENOUGH, **change).passes

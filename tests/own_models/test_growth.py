@@ -309,16 +309,14 @@ REFUSED = {
     "no limit": (perceptron, {"max_parameters": float("nan")}, r"max_parameters: got nan"),
     "validate": (perceptron, {"policy": "heuristic"}, r"policy 'heuristic' needs the score"),
     "policy": (
-        perceptron,
-        {"policy": "heuristc", "validate": lambda: 0.5, "example": torch.randn(2, 5)},
+        perceptron, {"policy": "heuristc", "validate": lambda: 0.5, "example": torch.randn(2, 5)},
         r"policy: 'heuristc' is neither one of deepen, heuristic, never, rule, widen",
     ),
     "no call": (
-        perceptron,
-        {"policy": "rule", "validate": lambda: 0.5},
+        perceptron, {"policy": "rule", "validate": lambda: 0.5},
         r"the module has not been called yet",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

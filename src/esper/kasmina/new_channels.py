@@ -189,7 +189,8 @@ def _new_heads(
 ) -> NewChannels:
     """Random heads, with weights of 0 for so many new inputs: none of them says more at first."""
     new = random_channels(model, group, count, group.channels + count, generator)
-    entries = {name: pad(x, (0, inputs)) if x.ndim > 3 else x for name, x in new.entries.items()}
+    sides = {name: (*[0] * 2 * (x.ndim - 4), 0, inputs) for name, x in new.entries.items()}
+    entries = {name: pad(x, sides[name]) if x.ndim > 3 else x for name, x in new.entries.items()}
     return replace(new, entries=entries)
 
 
