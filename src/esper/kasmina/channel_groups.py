@@ -40,8 +40,8 @@ class ChannelGroup:
         origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
             channels, mixtures or copies of those that are there, a whole multiple of them.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
-        silent: norms whose new entries are 0, as what reads them is a table that also writes the
-            channels, such as that of an embedding and the head of a language model.
+        silent: norms whose new entries cancel or are 0, as what reads them is a table that also
+            writes the channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays.
     """

@@ -195,7 +195,7 @@ def check(
                 groups, report.rigid = wider_groups(model, lambda: run(False))
                 counts = planned_counts(model, groups, partial(price_of, PRICE))
                 report.widths = {
-                    g.name: (g.width, g.width // g.channels * (g.channels + counts.get(g, 0)))
+                    g.title: (g.width, g.width // g.channels * (g.channels + counts.get(g, 0)))
                     for g in groups
                 }
         if report.ok:
