@@ -183,30 +183,18 @@ def text_transformer(inputs: int, width: int, outputs: int) -> nn.Module:
     return Transformer(nn.Embedding(256, width), inputs, width, outputs, norm_first=True)
 
 
-class Block(nn.Module):
-    """A causal pre-norm block with heads of width 4 and an MLP as wide as the stream."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = nn.MultiheadAttention(width, width // 4, batch_first=True)
-        self.hidden, self.last = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, T, C]`` to the same shape."""
-        y = self.norm1(x)
-        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
-        return x + self.last(nn.functional.gelu(self.hidden(self.norm2(x))))
-
-
 class TiedGpt(nn.Module):
     """Predicts the next byte; the head shares the table of the embedding."""
 
     def __init__(self, _: int, width: int, __: int) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(CONTEXT, width)
-        self.blocks = nn.Sequential(*(Block(width) for _ in range(2)))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, width // 4, width, 0.0, "gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(2)
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256, bias=False)
         for table in self.bytes, self.places:
             nn.init.normal_(table.weight, std=0.02)
@@ -215,7 +203,10 @@ class TiedGpt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T]`` to logits ``[B, T, 256]``."""
         h = self.bytes(x) + self.places(torch.arange(x.shape[1]))
-        return self.head(self.norm(self.blocks(h)))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1])
+        for block in self.blocks:
+            h = block(h, mask)
+        return self.head(self.norm(h))
 
 
 class Layer(nn.Module):

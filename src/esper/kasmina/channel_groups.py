@@ -165,7 +165,7 @@ def _frozen(group: TracedGroup) -> ChannelGroup:
     return ChannelGroup(
         group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
         group.units, group.attends, "mixtures" if group.is_balanced else "random", tuple(heads),
-        tuple(dict.fromkeys(filter(None, group.tables.values()))),
+        tuple(dict.fromkeys(group.silent)),
     )  # fmt: skip
 
 

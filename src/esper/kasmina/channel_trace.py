@@ -161,12 +161,11 @@ class Recorder(TorchFunctionMode):
                 output = func(*args, **kwargs)
                 self._layer(owner, layer, operands[keys[0]], output)
                 return output
-        tables = [self._tables[id(x)] for x in inputs if id(x) in self._tables]
-        if name == "embedding" and tables:
+        if name == "embedding" and (table := self._tables.get(id(inputs[-1]))):
             output = func(*args, **kwargs)
-            for each, module in tables[0].items():
+            for each, module in table.items():
                 self._write(each, module, output, output.ndim - 1)
-            self._union({self._of_writer(each, 0) for each in tables[0]})
+            self._union({self._of_writer(each, 0) for each in table})
             return output
         if name == "multi_head_attention_forward":
             output = func(*args, **kwargs)
@@ -257,7 +256,7 @@ class Recorder(TorchFunctionMode):
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
-        tag, axis = self.tag(x), channel_axis(layer, output)
+        tag, axis, is_table = self.tag(x), channel_axis(layer, output), _is_table(layer)
         if getattr(layer, "groups", 1) > 1:
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
@@ -265,16 +264,17 @@ class Recorder(TorchFunctionMode):
         if tag is not None:
             if (tag.position.axis, tag.position.gates) == (axis, 1):
                 source = self._end(name, False, tag.group)
-                for table in self._tables.get(id(layer._parameters.get("weight")), ()):
-                    source = self._end(table, True, source)
-                    source.tables[table] = ["", *source.companions][-1]
+                table = self._tables.get(id(layer._parameters.get("weight")), {})
+                source.silent += source.companions[-1:] if table else []
+                for each in table:
+                    source = self._end(each, True, source)
                 block = tag.position.block
-                if not _is_table(layer) and source.readers.setdefault(name, block) != block:
+                if not is_table and source.readers.setdefault(name, block) != block:
                     source.reason = f"{name} is called with other channels, too"
             else:
                 tag.group.reason = f"{name} does not read it on its axis of channels"
                 tag.group.is_mixed = True
-        if not _is_table(layer):
+        if not is_table:
             self._write(name, layer, output, axis)
 
     def _write(self, name: str, layer: nn.Module, output: Tensor, axis: int) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import remove_weight_norm
 
@@ -76,7 +75,7 @@ def is_per_channel(module: nn.Module, channels: int) -> bool:
     )
 
 
-def last_axis(shape: torch.Size) -> int:
+def last_axis(shape: Sequence[int]) -> int:
     """The last axis with several entries: that of channels in a tensor of a user's module."""
     return max((axis for axis, size in enumerate(shape) if size > 1), default=len(shape) - 1)
 

@@ -30,8 +30,8 @@ class TracedGroup:
     """Whether rows of a writer cannot be taken together."""
     heads: dict[str, Unit] = field(default_factory=dict)
     """By the name of attention as wide as these channels, its heads and the width of each."""
-    tables: dict[str, str] = field(default_factory=dict)
-    """By the name of an embedding by whose table it is read, the companion before that."""
+    silent: list[str] = field(default_factory=list)
+    """Companions behind which the table of an embedding that writes it reads it, too."""
     options: list[Unit] = field(default_factory=list)
     """Of a group that a function mixes: units of its rows that the function keeps apart."""
 
@@ -46,7 +46,7 @@ class TracedGroup:
         self.companions = [*dict.fromkeys(self.companions + other.companions)]
         self.readers |= other.readers
         self.heads |= other.heads
-        self.tables |= other.tables
+        self.silent += other.silent
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
         self.is_balanced |= other.is_balanced

@@ -26,22 +26,22 @@ def wider_groups(
     It does not where a size is written into it, as in ``x.view(-1, 400)``.
     """
     groups, reasons = channel_groups(model, run)
-    before, wide = run() if groups else None, list[ChannelGroup]()
+    before, wide = run() if groups else None, dict[tuple[str, ...], ChannelGroup]()
     # Streams last, as those heads join them that are not wider alone.
     for group in sorted(groups, key=lambda each: each.origin != "random"):
-        heads = tuple(each for each in groups if each not in wide and _are_heads(each, group))
+        heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
         further = [] if group.origin == "random" else [replace(group, origin="copies")]
         further += [replace(each, heads=group.heads + heads) for each in [group, *further] if heads]
         for each in [group, *further]:
             reason = _problem(model, each, before, run)
             if not reason:
-                wide.append(each)
+                wide[group.writers] = each
                 break
             reasons.setdefault(group.name, reason)
-    parts = [part for group in wide for part, _ in group.parts(0)]
+    parts = [part for group in wide.values() for part, _ in group.parts(0)]
     writers = {name for part in parts for name in part.writers}
-    wide.sort(key=lambda each: [group.writers for group in groups].index(each.writers))
-    return wide, {name: x for name, x in reasons.items() if name.split(" + ")[0] not in writers}
+    reasons = {name: x for name, x in reasons.items() if name.split(" + ")[0] not in writers}
+    return [wide[each.writers] for each in groups if each.writers in wide], reasons
 
 
 def _are_heads(group: ChannelGroup, stream: ChannelGroup) -> bool:

@@ -119,7 +119,7 @@ def _lengthen(
         (module, tensors), is_writer = layer_at(model, name), name in group.writers
         for full, key, x in tensors:
             entry = new.entries.get(full)
-            if entry is not None and not _is_exchanged(change, module, key, x):
+            if entry is not None and not _put_shared(change, module, key, x):
                 old = rows_first(module, x.detach())
                 end = len(old) if is_writer or name not in group.layouts else ends[name]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
@@ -137,7 +137,7 @@ def _lengthen(
         weight: Tensor = module.get_parameter(key)
         for attribute in size_names(module)[1:]:
             _add(change, module, attribute, block * new.count)
-        if _is_exchanged(change, module, key, weight):
+        if _put_shared(change, module, key, weight):
             continue
         weight = rows_first(module, weight)
         zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
@@ -148,8 +148,8 @@ def _lengthen(
         change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
 
 
-def _is_exchanged(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:
-    """Whether another layer shares a parameter and has got a longer one; if so, it gets that."""
+def _put_shared(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:
+    """Give a layer the longer parameter that one which shares it has got; whether there is one."""
     after = next((after for *_, before, after in change.exchanges if before is x), None)
     if after is not None:
         _put(module, key, after)

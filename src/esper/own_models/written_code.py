@@ -34,7 +34,7 @@ def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
         for key, size in sizes.items():
             is_number = isinstance(getattr(layer, key), int)
             setattr(layer, key, size if is_number else (size,))
-    shared = {}  # by its id, a tensor of one or several layers, which keeps the id, and its heir
+    shared = {}  # by its id, a tensor that layers may share, kept as its id would be reused
     for path, part in model.named_modules():
         for key, before in [*part._parameters.items(), *part._buffers.items()]:
             value = state.get(f"{path}.{key}".lstrip("."))
