@@ -233,9 +233,8 @@ def fresh_page(work: Path) -> list[str]:
 def normed_page(work: Path) -> list[str]:
     """The table of hosts with norms that see all channels."""
     return [
-        "## Behind norms of all channels\n\nNew channels are mixtures of those that are there by "
-        "orthogonal matrices that keep their sum, which a layer norm does not see, or, where an "
-        "activation is between layer and norm, copies. Arms as above.",
+        "## Behind norms of all channels\n\nNew channels begin as copies, which the norm does not "
+        "see, and turn into random ones while training goes on. Arms as above.",
         table(FRESH_HEADS, fresh_rows(NORMED_HOSTS, work)),
     ]
 

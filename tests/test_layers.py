@@ -122,20 +122,16 @@ def test_every_package_says_what_it_is_for(folder) -> None:
 ROOMS = {
     "learner": {"learner"},
     "algorithms": {"learner", "impala", "distributed", "training", "algorithms"},
-    "graphs": {"learner", "graphs"},
-    "impala": {"learner", "impala"},
-    "distributed": {"learner", "distributed"},
-    "growth": {"learner", "graphs", "impala", "growth"},
-    "gym": {"learner", "graphs", "impala", "gym"},
-    "run": {"learner", "run"},
+    "graphs": {"learner", "graphs"}, "impala": {"learner", "impala"},
+    "distributed": {"learner", "distributed"}, "growth": {"learner", "graphs", "impala", "growth"},
+    "gym": {"learner", "graphs", "impala", "gym"}, "run": {"learner", "run"},
     "records": {"learner", "run", "records"},
     "training": {
-        *("learner", "impala", "distributed", "growth", "gym"),
-        *("run", "records", "training"),
+        *("learner", "impala", "distributed", "growth", "gym"), *("run", "records", "training")
     },
     "offline": {"learner", "impala", "growth", "run", "records", "training", "offline"},
     "tools": {"learner", "growth", "gym", "run", "training", "tools"},
-}
+}  # fmt: skip
 """The rooms of ``simic``, and which of them each may import; ``learner`` is the folder itself."""
 
 

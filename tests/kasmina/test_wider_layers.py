@@ -74,31 +74,12 @@ def test_groups_are_those_that_share_channels(host: str) -> None:
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
-def test_new_channels_behind_a_norm_are_mixtures_or_behind_an_activation_copies() -> None:
+def test_new_channels_behind_a_norm_are_copies() -> None:
     origins = {}
     for host in ("normed", "normed maps", "normed reader"):
         make, inputs, _ = HOSTS[host]
         origins |= {(host, g.name): g.origin for g in groups_of(make(), inputs())[0]}
-    copies = {("normed", "3"), ("normed reader", "lstm")}
-    assert {name for name, origin in origins.items() if origin == "copies"} == copies
     assert {name for name, origin in origins.items() if origin == "random"} == {("normed", "9")}
-
-
-def test_mixtures_have_the_mean_and_mean_square_of_what_they_are_of() -> None:
-    generator = torch.Generator().manual_seed(0)
-    group = ChannelGroup(5, ("0",), (), {}, origin="mixtures")
-    mixture = starts.moment_mixture(group, group.new_count(3.2), generator)
-    x = torch.randn(9, 5, generator=generator, dtype=torch.float64)
-    mixed = x @ mixture.T
-    assert mixed.shape == (9, 15)
-    torch.testing.assert_close(mixed.mean(1), x.mean(1))
-    torch.testing.assert_close(mixed.square().mean(1), x.square().mean(1))
-    first, second, third = mixture.view(3, 5, 5)
-    assert torch.equal(first, second)
-    distances = torch.cdist(mixture[5:], torch.cat([first, third, torch.eye(5).double()]))
-    assert distances.fill_diagonal_(1.0).min() > 0.01
-    copies = replace(group, origin="copies")
-    assert torch.equal(starts.moment_mixture(copies, 10, generator), torch.eye(5).repeat(2, 1))
 
 
 @pytest.mark.parametrize("host", ["normed reader", "normed"])
@@ -210,8 +191,7 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
 
 OLD_ENTRIES = {
     "branches": {
-        "norm.weight": [range(4), range(6, 10)],
-        "depthwise.weight": [range(4), range(6, 10)],
+        "norm.weight": [range(4), range(6, 10)], "depthwise.weight": [range(4), range(6, 10)],
         "join.weight": [range(4), range(6, 10)],
         "head.weight": [range(5), range(7, 11), range(13, 17)],
     },
@@ -221,7 +201,7 @@ OLD_ENTRIES = {
         "layers.2.weight": [range(4), range(6, 10), range(12, 18)],
         "head.weight": [range(4), range(6, 10), range(12, 16), range(18, 24)],
     },
-}
+}  # fmt: skip
 """Where the old rows of companions, or columns of readers, lie after two new channels a group."""
 TRANSPOSED = nn.Unflatten(1, (4, 1)), nn.ConvTranspose1d(4, 4, 1), nn.Conv1d(4, 4, 1, groups=2)
 

@@ -112,17 +112,13 @@ def test_every_reported_metric_is_documented() -> None:
 
 HOMONYMS = {
     "leyline/metrics.py": set(METRICS) | set(PER_HEAD),
-    "leyline/config": {"learning_rate", "entropy", "clip"},
-    "/native/": {"entropy", "loss"},
+    "leyline/config": {"learning_rate", "entropy", "clip"}, "/native/": {"entropy", "loss"},
     "karn/sanctum/policy_page.py": {"entropy", "loss", "clip"},
-    "runtime/task.py": {"learning_rate"},
-    "tolaria/results.py": {"loss"},
-    "scripts/progress.py": {"entropy"},
-    "simic/training/replay.py": {"refused"},
-    "own_models/": {"loss", "clip"},
-    "scripts/tasks.py": {"loss"},
+    "runtime/task.py": {"learning_rate"}, "tolaria/results.py": {"loss"},
+    "scripts/progress.py": {"entropy"}, "simic/training/replay.py": {"refused"},
+    "own_models/": {"loss", "clip"}, "scripts/tasks.py": {"loss"},
     "scripts/grow_model.py": {"loss", "clip"},
-}
+}  # fmt: skip
 """Strings that name a setting, field, label or folder there, but would name a metric elsewhere."""
 
 

@@ -126,8 +126,7 @@ PIXELS = np.zeros((2, 3072), np.uint8)
 BAD_PICKLES = {
     "evil": pickle.dumps({"data": Evil(), "labels": []}, 2),
     "evil key": pickle.dumps({"data": PIXELS, "labels": [0, 0], "x": Evil()}, 2),
-    "builtin": b"cbuiltins\neval\n(S'1'\ntR.",
-    "numpy function": b"cnumpy\nload\n(S'x'\ntR.",
+    "builtin": b"cbuiltins\neval\n(S'1'\ntR.", "numpy function": b"cnumpy\nload\n(S'x'\ntR.",
     "attribute of a known one": b"\x80\x04\x8c\x05numpy\x8c\x0fndarray.tofile\x93.",
     "object array": pickle.dumps({"data": PIXELS.astype(object), "labels": [0, 0]}, 2),
     "floats": pickle.dumps({"data": PIXELS.astype(float), "labels": [0, 0]}, 2),
@@ -135,12 +134,10 @@ BAD_PICKLES = {
     "few labels": pickle.dumps({"data": PIXELS, "labels": [0]}, 2),
     "a label of 40 bits": pickle.dumps({"data": PIXELS, "labels": [0, 1 << 40]}, 2),
     "labels of texts": pickle.dumps({"data": PIXELS, "labels": ["a", "b"]}, 2),
-    "no dictionary": pickle.dumps([1], 2),
-    "empty": b"",
-    "cut": pickle.dumps({"data": PIXELS, "labels": [0, 0]}, 2)[:-40],
-    "noise": bytes(range(256)),
+    "no dictionary": pickle.dumps([1], 2), "empty": b"",
+    "cut": pickle.dumps({"data": PIXELS, "labels": [0, 0]}, 2)[:-40], "noise": bytes(range(256)),
     "huge": b"\x80\x04\x8d" + b"\xff" * 8,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_PICKLES)

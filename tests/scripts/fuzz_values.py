@@ -66,19 +66,15 @@ TEXTS: dict[str, bytes] = {"text.txt": b"text " * 100, "below/[x] 文": bytes(ra
 """Texts that every case may learn."""
 
 BROKEN_PLUGINS: dict[str, bytes] = {
-    "no.txt": b"",
-    "syntax.py": b"def f(:\n",
-    "nested.py": b"(" * 100_000,
-    "bytes.py": b"x = '\xff'\n",
-    "null.py": b"x = 1\x00\n",
+    "no.txt": b"", "syntax.py": b"def f(:\n", "nested.py": b"(" * 100_000,
+    "bytes.py": b"x = '\xff'\n", "null.py": b"x = 1\x00\n",
     "raises.py": b"raise RuntimeError('\\x1b[2J\\n' + 'x' * 5000)\n",
-    "recurses.py": b"def f():\n    f()\n\nf()\n",
-    "exits.py": b"raise SystemExit(0)\n",
+    "recurses.py": b"def f():\n    f()\n\nf()\n", "exits.py": b"raise SystemExit(0)\n",
     "taken.py": OWN_TASK.replace("NAME", "digits").encode(),
     "named_as_suite.py": OWN_TASK.replace("NAME", "held_out").encode(),
     "half.py": (OWN_TASK.replace("NAME", "half") + "raise ValueError\n").encode(),
     "blueprint.py": OWN_BLUEPRINT.replace("fuzzed", "conv_light").encode(),
-}
+}  # fmt: skip
 """Files that no case may load."""
 
 VALID: dict[str, list[Any]] = {

@@ -38,10 +38,10 @@ class ChannelGroup:
             of width D from one layer, 2 and 1 for a value and its gate.
         attends: whether there is a softmax of something in each channel.
         origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
-            channels, mixtures or copies of those that are there, a whole multiple of them.
+            channels, copies of those that are there at first, a whole multiple of them.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
-        silent: norms whose new entries cancel or are 0, as what reads them is a table that also
-            writes the channels, such as that of an embedding and the head of a language model.
+        silent: norms whose new entries are 0, as what reads them is a table that also writes the
+            channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays.
     """
@@ -53,7 +53,7 @@ class ChannelGroup:
     layouts: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     units: Mapping[str, Unit] = field(default_factory=dict)
     attends: bool = False
-    origin: Literal["random", "mixtures", "copies"] = "random"
+    origin: Literal["random", "copies"] = "random"
     heads: tuple["ChannelGroup", ...] = ()
     silent: tuple[str, ...] = ()
 
@@ -103,7 +103,7 @@ class ChannelGroup:
 
 MOST_PASSES, MOST_BALANCED = 12, 512
 """Forward passes that try units of rows, and channels that may become more behind a norm of them:
-trying it multiplies matrices of that size."""
+trying it makes the module several times as large."""
 
 
 def channel_groups(
@@ -117,7 +117,7 @@ def channel_groups(
 
     Returns:
         - The groups that can be widened, in the order of their first writer, and those that perhaps
-          can, with mixtures or copies.
+          can, with copies.
         - By name of a group that cannot, or perhaps, why not. Outputs of the module are not listed.
     """
     units: dict[str, Unit] = {}
@@ -164,7 +164,7 @@ def _frozen(group: TracedGroup) -> ChannelGroup:
     )
     return ChannelGroup(
         group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
-        group.units, group.attends, "mixtures" if group.is_balanced else "random", tuple(heads),
+        group.units, group.attends, "copies" if group.is_balanced else "random", tuple(heads),
         tuple(dict.fromkeys(group.silent)),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What new channels of a group start with: zeros, random weights, or sums of the present ones."""
+"""What new channels of a group start with: zeros, random weights, or copies of the present ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
@@ -15,6 +14,7 @@ from esper.kasmina.layer_kinds import (
     gates_of,
     layer_and_key,
     layer_at,
+    reads_itself,
     rows_first,
     size_names,
     tensors_of,
@@ -35,18 +35,17 @@ class NewChannels:
             the columns for its own hidden units end with the old ones, or include the new ones; of
             a writer with units of rows ``[channels, gates, rows, ...]``.
         count: number of new channels.
-        mixture: of which of the channels that are there they are sums, ``[count, channels]``; None
-            where they are others.
         columns: weights with which layers read them, by name, ``[outputs, channels, block, ...]``;
             0 where there are none.
         heads: those of the ``heads`` of the group.
+        generator: draws the weights with which layers read them instead of ``columns``.
     """
 
     entries: Mapping[str, Tensor]
     count: int
-    mixture: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     heads: tuple["NewChannels", ...] = ()
+    generator: torch.Generator | None = None
 
     def choice(self, index: Tensor) -> "NewChannels":
         """Some of these channels, in the memory of the CPU."""
@@ -92,26 +91,19 @@ def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Ten
 
 
 DIFFERENCE = 0.3
-"""Size of the weights by which equal channels are read, as a share of that of the others: an LSTM
-of four units with a layer norm, copied seven times, has 53 % on noisy digits at 0, 58 at 0.03, 60
-at 0.1 and 0.3, and 58 at 1 (six seeds), a perceptron with layer norms 61.8 at 0, 62.3 at 0.15, 63.0
-at 0.3, 62.4 at 0.5 and 61.9 at 1 (thirty)."""
+"""Size of the weights by which copies are read, as a share of that of the others: an LSTM of four
+units with a layer norm, copied seven times, has 53 % on noisy digits at 0, 58 at 0.03, 60 at 0.1
+and 0.3, and 58 at 1 (six seeds)."""
 
 
-def channel_sums(model: nn.Module, group: "ChannelGroup", mixture: Tensor) -> NewChannels:
-    """Channels that are sums of those that are there, ``mixture [count, channels]``.
-
-    Behind a silent norm those of a pair, see ``moment_mixture``, have opposite signs.
-    """
-    entries, part = {}, torch.arange(len(mixture)) // group.channels
-    signs = (1 - 2 * (part % 2)) * (part // 2 < len(mixture) // group.channels // 2)
+def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
+    """Copies of the channels that are there, all equally often; behind a silent norm 0."""
+    entries = {}
     for full, x in _present(model, group):
-        kind = torch.promote_types(x.dtype, torch.float64)  # which not every device has
-        sums = mixture.to(kind) @ x.cpu().to(kind).reshape(len(x), -1)
-        if layer_and_key(full)[0] in group.silent:
-            sums *= DIFFERENCE * signs[:, None]
-        entries[full] = sums.to(x.dtype).view(-1, *x.shape[1:])
-    return NewChannels(entries, len(mixture), mixture)
+        is_silent = layer_and_key(full)[0] in group.silent
+        copies = x.repeat(count // len(x), *[1] * (x.ndim - 1))
+        entries[full] = torch.zeros_like(copies) if is_silent else copies
+    return NewChannels(entries, count)
 
 
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
@@ -138,12 +130,15 @@ def random_channels(
     for full, zeros in entries.items():
         name, key = layer_and_key(full)
         layer = model.get_submodule(name)
-        if not size_names(layer):
-            continue  # the mean over those that are there
+        old = dict(tensors_of(layer))[key].detach()
+        if size_names(layer)[:1] in ((), ("normalized_shape",)):
+            spread, mean = torch.std_mean(old.float(), correction=0)
+            draws = torch.randn(zeros.shape, generator=generator).to(mean)
+            entries[full] = (mean + spread * draws).to(zeros)
+            continue
         if isinstance(layer, Norm):
             entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
             continue
-        old = dict(tensors_of(layer))[key].detach()
         size = old.square().mean().sqrt()
         if isinstance(layer, nn.RNNBase):
             size = size.new_full((), (3.0 * channels) ** -0.5)
@@ -156,59 +151,68 @@ def random_channels(
     return NewChannels(entries, count)
 
 
+def joined(
+    model: nn.Module, group: "ChannelGroup", new: NewChannels, generator: torch.Generator
+) -> NewChannels:
+    """The channels; those of a recurrent layer read each other."""
+    entries = dict(new.entries)
+    for full, rows in new.entries.items():
+        name, key = layer_and_key(full)
+        if reads_itself(model.get_submodule(name), key):
+            draws = torch.randn(*rows.shape[:2], new.count, generator=generator).to(rows)
+            size = (3.0 * (group.channels + new.count)) ** -0.5
+            entries[full] = torch.cat([rows, size * draws], 2)
+    return NewChannels(entries, new.count)
+
+
+def random_in_place_of(
+    model: nn.Module, group: "ChannelGroup", new: NewChannels, generator: torch.Generator
+) -> NewChannels:
+    """As many random channels, which are read at random: what copies turn into."""
+    draws = random_channels(model, group, new.count, group.channels + new.count, generator)
+    entries = dict(joined(model, group, draws, generator).entries)
+    for full in entries:
+        if layer_and_key(full)[0] in group.silent:  # the table behind it has weights as large
+            entries[full] *= DIFFERENCE
+    heads = tuple(replace(each, generator=generator) for each in new.heads)
+    return NewChannels(entries, new.count, heads=heads, generator=generator)
+
+
 def balanced_channels(
     model: nn.Module, group: "ChannelGroup", count: int, generator: torch.Generator
 ) -> NewChannels:
-    """Mixtures or copies behind a norm of all channels, see ``moment_mixture``.
+    """Copies, which leave mean and mean square over all channels as they are, and new heads.
 
-    The layers behind read differences between the copies of a channel, or the two of a pair of
-    mixtures, whose sum is 0: else copies would learn the same, and mixtures would begin unread.
+    The layers behind read differences between the copies of a channel, whose sum is 0: else all
+    would learn the same.
     """
-    sums = channel_sums(model, group, moment_mixture(group, count, generator))
     columns = {}
     for name, block in group.readers.items():
         module = model.get_submodule(name)
         if weight_name(module) != "weight":
             continue  # of a weight norm they change the others; attention gets new heads
         weight = rows_first(module, module.get_parameter("weight")).detach()
-        shape = len(weight), count // group.channels, group.channels, block, *weight.shape[2:]
+        parts = count // group.channels
+        shape = len(weight), parts, group.channels, block, *weight.shape[2:]
         draws = torch.randn(shape, generator=generator).to(weight)
-        equal = draws.split(2 if group.origin == "mixtures" else shape[1], 1)
-        differences = torch.cat([each - each.mean(1, keepdim=True) for each in equal], 1)
-        differences *= DIFFERENCE * weight.square().mean().sqrt()
-        columns[name] = differences.flatten(1, 2).cpu()
-        if name in group.writers and sums.mixture is not None:  # sums of its rows read as they do
-            rows = sums.mixture.to(weight.dtype) @ columns[name].flatten(1)
-            columns[name] = torch.cat([columns[name], rows.unflatten(1, columns[name].shape[1:])])
+        draws -= draws.mean(1, keepdim=True)
+        draws = (DIFFERENCE * weight.square().mean().sqrt() * draws).flatten(1, 2).cpu()
+        # Copies of its rows read as they do.
+        times = 1 + parts if name in group.writers else 1
+        columns[name] = draws.repeat(times, *[1] * (draws.ndim - 1))
     heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
-    return replace(sums, columns=columns, heads=heads)
+    return replace(channel_copies(model, group, count), columns=columns, heads=heads)
 
 
 def _new_heads(
     model: nn.Module, group: "ChannelGroup", count: int, inputs: int, generator: torch.Generator
 ) -> NewChannels:
-    """Random heads, with weights of 0 for so many new inputs: none of them says more at first."""
-    new = random_channels(model, group, count, group.channels + count, generator)
-    sides = {name: (*[0] * 2 * (x.ndim - 4), 0, inputs) for name, x in new.entries.items()}
-    entries = {name: pad(x, sides[name]) if x.ndim > 3 else x for name, x in new.entries.items()}
+    """Random heads, which read so many new inputs, too."""
+    new, entries = random_channels(model, group, count, group.channels + count, generator), {}
+    for name, x in new.entries.items():
+        if x.ndim > 3:
+            size = (x.square().mean() * x.shape[3] / (x.shape[3] + inputs)).sqrt()
+            draws = torch.randn(*x.shape[:3], inputs, *x.shape[4:], generator=generator).to(x)
+            x = torch.cat([x, size * draws], 3)
+        entries[name] = x
     return replace(new, entries=entries)
-
-
-def moment_mixture(group: "ChannelGroup", count: int, generator: torch.Generator) -> Tensor:
-    """A mixture that leaves mean and mean square over all channels as they are, ``[count, C]``.
-
-    ``count`` is a multiple of the C channels. Copies do; so do products with orthogonal matrices
-    that leave the sum as it is, which are other functions of the input and learn faster. Each of
-    these comes twice, as a pair, but for a last one.
-    """
-    size, parts = group.channels, list[Tensor]()
-    for index in range(count // size):
-        draws = torch.randn(2, size, size, generator=generator, dtype=torch.float64)
-        if index % 2:
-            parts.append(parts[-1])
-            continue
-        draws[0, :, 0] = 1.0  # the direction that stays
-        basis, rotation = torch.linalg.qr(draws[0])[0], torch.eye(size, dtype=torch.float64)
-        rotation[1:, 1:] = torch.linalg.qr(draws[1, 1:, 1:])[0]
-        parts.append(basis @ rotation @ basis.T if group.origin == "mixtures" else torch.eye(size))
-    return torch.cat(parts)

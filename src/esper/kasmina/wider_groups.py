@@ -30,8 +30,7 @@ def wider_groups(
     # Streams last, as those heads join them that are not wider alone.
     for group in sorted(groups, key=lambda each: each.origin != "random"):
         heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
-        further = [] if group.origin == "random" else [replace(group, origin="copies")]
-        further += [replace(each, heads=group.heads + heads) for each in [group, *further] if heads]
+        further = [replace(group, heads=group.heads + heads)] if heads else []
         for each in [group, *further]:
             reason = _problem(model, each, before, run)
             if not reason:

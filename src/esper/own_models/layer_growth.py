@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.kasmina.blending import Blend
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
-from esper.kasmina.new_channels import NewChannels, channel_sums
+from esper.kasmina.new_channels import NewChannels, channel_copies, random_in_place_of
 from esper.kasmina.wider_groups import equal, wider_groups
 from esper.kasmina.wider_layers import Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
@@ -67,6 +68,7 @@ class LayerGrowth:
         optimizers: those that train the module besides that of its training.
         copies: stack and place of each block behind which a copy stays, in order.
         number: of the epochs that have begun; the candidates depend on it.
+        blend: makes random channels of copies; None where there are none.
 
     Raises:
         UsageError: a slot is no module of ``model``.
@@ -83,12 +85,13 @@ class LayerGrowth:
         agree: Callable[[Any], Any] = lambda value: value,
     ):
         self.agree, self.optimizers = agree, list[Optimizer]()
+        self.blend: Blend | None = None
         self.model, self.options, self.seed, self.number = model, options, seed, 0
         self.deepens, self.averages, self.factor = deepens, averages, factor
         self.lines, self.copies = list[str](), list[tuple[str, int]]()
         # A plan is how many channels each group gets, or which blocks are copied.
         self.plan: Callable[[Batches], Any] = self._repeats if deepens else self._counts
-        self.apply: Callable[[Any, Batches, Training], Sequence[Widening | Deepening]]
+        self.apply: Callable[[Any, Batches, Training], Sequence[Widening | Deepening | Blend]]
         self.apply = self._deepen if deepens else self._widen
         names = [name for name, _ in model.named_modules() if name]
         for slot in options.slots or ():
@@ -159,8 +162,11 @@ class LayerGrowth:
 
     def _widen(
         self, counts: dict[ChannelGroup, int], batches: Batches, training: Training
-    ) -> list[Widening]:
-        """Widen group by group, as later ones read the new channels; drop what is refused."""
+    ) -> list[Widening | Blend]:
+        """Widen group by group, as later ones read the new channels; drop what is refused.
+
+        Copies become random channels while training goes on, see ``blend``.
+        """
 
         def backward(model: nn.Module, batch: Any) -> None:
             inputs, target = batch
@@ -169,8 +175,12 @@ class LayerGrowth:
             if loss.requires_grad:  # it does not where stochastic depth skips the layer
                 loss.backward()
 
-        changes = list[Widening]()
-        generator = torch.Generator().manual_seed(self.seed * 1009 + self.number - 1)
+        changes = list[Widening | Blend]()
+        has_copies = any(group.origin == "copies" for group in counts)
+        goal = copy.deepcopy(self.model) if has_copies else None
+        # One of its own, so that several processes draw alike what copies become.
+        seed = self.seed * 1009 + self.number - 1
+        generator, draws = (torch.Generator().manual_seed(x) for x in (seed, ~seed))
         for group, count in list(counts.items()):
             try:
                 new, share = propose(self.model, group, count, batches, backward, generator)
@@ -183,15 +193,22 @@ class LayerGrowth:
                 del counts[group]
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
+            is_copied = group.origin == "copies"
             for each in self.averages:
-                sums = new if new.mixture is None else channel_sums(each, group, new.mixture)
-                changes.append(widen(each, group, replace(new, entries=sums.entries)))
-            kind = "" if group.origin == "random" else f", {group.origin} of these"
-            if share > 1e-4 or not kind:  # layers know mixtures of what they read as it is
+                like = channel_copies(each, group, new.count) if is_copied else new
+                changes.append(widen(each, group, replace(new, entries=like.entries)))
+            if goal is not None:
+                like = random_in_place_of(goal, group, new, draws) if is_copied else new
+                widen(goal, group, like)
+            kind = ", at first copies of these" if is_copied else ""
+            if share > 1e-4 or not kind:  # layers know copies of what they read as it is
                 decimals = 0 if share >= 0.01 else 2
                 text = f"{100 * share:.{decimals}f} % of the gradient that the others leave"
                 kind += f", which explain {text}"
             self.lines.append(f"{group.title}: {group.change(new.count)}{kind}")
+        if goal is not None and changes:
+            self.blend = Blend(self.model, goal)
+            changes.append(self.blend)
         return changes
 
     def cost(self, growth: float) -> float:

@@ -6,7 +6,7 @@ left of the gradient at the layers behind. Channels are taken one after the othe
 decrease of the squared gradient that no channel before it explains: orthogonal matching pursuit, in
 the space in which TINY (Verbockhaven et al., 2024) takes singular vectors, as GradMax (Evci et
 al., 2022) does without the correlations. Behind a norm of all channels there is no such choice:
-the new ones are mixtures or copies of those that are there.
+the new ones are copies of those that are there, and turn into random ones.
 """
 
 import copy
@@ -18,18 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import (
-    channel_axis,
-    free_weight,
-    layer_and_key,
-    reads_itself,
-    rows_first,
-)
+from esper.kasmina.layer_kinds import channel_axis, free_weight, rows_first
 from esper.kasmina.new_channels import (
     NewChannels,
     balanced_channels,
     channel_count,
     end_of,
+    joined,
     random_channels,
 )
 from esper.kasmina.wider_layers import widen
@@ -95,21 +90,7 @@ def propose(
     if group.origin != "random":
         return candidates, share
     new = _with_statistics(trial, group, candidates).choice(index)
-    return _joined(model, group, new, generator), share
-
-
-def _joined(
-    model: nn.Module, group: ChannelGroup, new: NewChannels, generator: torch.Generator
-) -> NewChannels:
-    """The channels; those of a recurrent layer read each other."""
-    entries = dict(new.entries)
-    for full, rows in new.entries.items():
-        name, key = layer_and_key(full)
-        if reads_itself(model.get_submodule(name), key):
-            draws = torch.randn(*rows.shape[:2], new.count, generator=generator).to(rows)
-            size = (3.0 * (group.channels + new.count)) ** -0.5
-            entries[full] = torch.cat([rows, size * draws], 2)
-    return NewChannels(entries, new.count)
+    return joined(model, group, new, generator), share
 
 
 def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) -> NewChannels:

@@ -26,20 +26,9 @@ POINTWISE = ("mlp_small", "mlp", "lora", "lora_large", "norm")
 
 _GROUP_STARTS = (nn.modules.conv._ConvNd, nn.Linear, nn.Embedding, nn.RNNBase)
 _GROUP_ENDS = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.ReLU,
-    nn.GELU,
-    nn.SiLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Hardswish,
-    nn.Mish,
-    nn.PReLU,
-)
+    nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.GELU, nn.SiLU,
+    nn.LeakyReLU, nn.ELU, nn.Tanh, nn.Sigmoid, nn.Hardswish, nn.Mish, nn.PReLU,
+)  # fmt: skip
 """Norms and activation functions: the end of a group of layers."""
 
 

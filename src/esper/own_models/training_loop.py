@@ -440,6 +440,8 @@ class Attempts:
                 if self.path is not None and record.epoch < options.epochs:
                     self._checkpoint["now"] = parts.state_dict()
                     self._write(validate)
+        if search is not None and search.blend is not None:
+            search.blend.undo()  # who trains on does so alone
         parts.seconds = monotonic() - begun
 
     def _retention(self, model: nn.Module) -> dict[str, Validation]:

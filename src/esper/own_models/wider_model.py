@@ -8,6 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
+from esper.kasmina.blending import Blend
 from esper.kasmina.deeper_stacks import Deepening
 from esper.kasmina.wider_layers import Widening, parameter_count
 from esper.leyline.errors import UsageError
@@ -36,7 +37,7 @@ class Enlargement:
 
     lines: tuple[str, ...]
     parameters: tuple[int, int]
-    _changes: Sequence[Widening | Deepening]
+    _changes: Sequence[Widening | Deepening | Blend]
 
     def __str__(self) -> str:
         before, after = self.parameters
@@ -67,8 +68,10 @@ def widen(
     """Make narrow layers of ``model`` wider, in place; it computes the same as before.
 
     For loops of your own, once, after about a tenth of the training, or when a trained model turns
-    out too small. ``grow`` does the same and also tries whether the wider layers should stay. Where
-    several processes train (``torch.distributed``), all call it, and get the units of the first.
+    out too small. ``grow`` does the same and also tries whether the wider layers should stay.
+    Behind norms of all channels the new units begin as copies, and the next steps of an optimizer
+    make random ones of them. Where several processes train (``torch.distributed``), all call it,
+    and get the units of the first.
 
     Args:
         model: the module; its layers stay what they are, with larger sizes.

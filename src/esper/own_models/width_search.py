@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from esper.kasmina.blending import Blend
 from esper.kasmina.wider_layers import parameter_count, resize
 from esper.kasmina.width_prior import expected_gain
 from esper.own_models.attachment import copied_state
@@ -54,7 +55,8 @@ class WidthSearch(LayerGrowth):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the search stands; the sizes of the layers are those of the module's state."""
-        return {"number": self.number, "copies": self.copies}
+        blend = self.blend.state_dict(self.model) if self.blend else {}
+        return {"number": self.number, "copies": self.copies, "blend": blend}
 
     def load_state_dict(
         self, content: dict[str, Any], state: dict[str, Any], training: Training
@@ -66,6 +68,9 @@ class WidthSearch(LayerGrowth):
         for container, index in self.copies:
             deepen(self.model, container, index, (), training.optimizer)
         resize(self.model, state, training.optimizer)
+        if content["blend"]:
+            self.blend = Blend(self.model, self.model)
+            self.blend.load_state_dict(content["blend"], self.model)
 
     def epoch(self, training: Training, validate: Evaluator, loaders: Iterable[object]) -> float:
         """Train one epoch, and decide where a decision is due.
@@ -100,7 +105,7 @@ class WidthSearch(LayerGrowth):
         for _ in range(self.trial):
             wide_loss = training.epoch()
             if not endings or parameter_count(self.model) <= AHEAD:  # else learned again
-                endings.append((_Snapshot(training, loaders), wide_loss))
+                endings.append((_Snapshot(training, loaders, self.blend), wide_loss))
         wide, bounds = validate(), interval(sample_values(validate), values)
         best = wide.net - without.net
         growth = parameter_count(self.model) / size
@@ -136,8 +141,9 @@ class WidthSearch(LayerGrowth):
 class _Snapshot:
     """Weights, states of the optimizer and its kin, and random numbers, to which one can return."""
 
-    def __init__(self, training: Training, loaders: tuple[object, ...]):
-        self.training, self.loaders = training, loaders
+    def __init__(self, training: Training, loaders: tuple[object, ...], blend: Blend | None = None):
+        self.training, self.loaders, self.blend = training, loaders, blend
+        self.moves = blend.state_dict(training.model) if blend else {}
         self.model = copied_state(training.model)
         self.training_state = copy.deepcopy(training.state_dict())
         self.random = random_state(loaders)
@@ -147,6 +153,8 @@ class _Snapshot:
         self.training.model.load_state_dict(self.model)
         self.training.load_state_dict(self.training_state)
         set_random_state(self.random, self.loaders)
+        if self.blend:
+            self.blend.load_state_dict(self.moves, self.training.model)
 
 
 def _report(

@@ -39,19 +39,15 @@ NAN = math.nan
 
 def progress_of(count: int, **changes) -> Progress:
     known = {
-        "step": 10,
-        "episode_length": 40,
+        "step": 10, "episode_length": 40,
         "losses": torch.arange(count * (HISTORY + 1)).float().view(count, -1) + 1.0,
         "expected": torch.linspace(0.0, 1.0, count * (HISTORY + 1)).view(count, -1),
-        "train_loss": torch.full((count,), 2.0),
-        "train_accuracy": torch.full((count,), 0.25),
+        "train_loss": torch.full((count,), 2.0), "train_accuracy": torch.full((count,), 0.25),
         "slot_measures": torch.full((count, 1, len(SLOT_MEASURES)), NAN),
-        "last_op": torch.full((count,), int(Op.ADVANCE)),
-        "success": torch.ones(count).bool(),
-        "rolled_back": torch.zeros(count).bool(),
-        "log_price": torch.zeros(count),
+        "last_op": torch.full((count,), int(Op.ADVANCE)), "success": torch.ones(count).bool(),
+        "rolled_back": torch.zeros(count).bool(), "log_price": torch.zeros(count),
         "deadline": torch.ones(count, dtype=torch.float64),
-    }
+    }  # fmt: skip
     return Progress(**(known | changes))
 
 
