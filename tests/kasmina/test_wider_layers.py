@@ -82,6 +82,24 @@ def test_new_channels_behind_a_norm_are_copies() -> None:
     assert {name for name, origin in origins.items() if origin == "random"} == {("normed", "9")}
 
 
+def test_a_table_reads_copies_with_0_and_what_they_become_with_a_share_as_heads_read_all() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["language"]
+    model = make()
+    group = next(each for each in groups_of(model, inputs())[0] if each.silent)
+    generator = torch.Generator().manual_seed(0)
+    new = starts.balanced_channels(model, group, group.channels, generator)
+    later = starts.random_in_place_of(model, group, new, generator)
+    name = f"{group.silent[0]}.weight"
+    assert not new.entries[name].any()
+    assert torch.equal(later.entries[name], torch.full((group.channels,), starts.DIFFERENCE))
+    weights = [x for each in new.heads for x in each.entries.values() if x.ndim > 3]
+    assert weights
+    for x in weights:
+        old, more = x.tensor_split([group.channels], 3)
+        assert 0.5 < float(more.std() / old.std()) < 1.0
+
+
 @pytest.mark.parametrize("host", ["normed reader", "normed"])
 def test_equal_channels_keep_the_function_and_learn_something_else(host: str) -> None:
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.kasmina.blending import PACE, STEPS, Blend
+from esper.own_models.layer_growth import LayerGrowth
 from own_modules import loader
 from wide_modules import normed
 
@@ -99,6 +100,13 @@ def test_growth_that_blends_resumes_in_the_same_bits_and_ends_with_training(tmp_
     state = copy.deepcopy(whole.model.state_dict())
     steps(torch.optim.SGD(whole.model.parameters(), lr=0.01), 3)
     assert all(torch.equal(x, state[n]) for n, x in whole.model.state_dict().items())
+
+
+def test_where_all_is_refused_no_trial_takes_place(monkeypatch) -> None:
+    monkeypatch.setattr(LayerGrowth, "_problem", lambda *_: "no")
+    actions = [line for record in grown().history for line in record.actions]
+    assert any("is not widened (no)" in line for line in actions)
+    assert not any("with and without" in line for line in actions)
 
 
 def weights_of_copies(model: nn.Sequential) -> Tensor:
