@@ -86,9 +86,15 @@ class World:
         ratio = np.where(draw(shape) < 0.1, np.nan, 0.4 * draw(shape)).astype(np.float32)
         for n, oracle in enumerate(self.oracles):
             oracle.readings = [
-                Reading(float(health[n, s]), bool(exploding[n, s]), float(contribution[n, s]),
-                float(improvement[n, s]), float(ratio[n, s])) for s in range(self.slots)
-            ]  # fmt: skip
+                Reading(
+                    float(health[n, s]),
+                    bool(exploding[n, s]),
+                    float(contribution[n, s]),
+                    float(improvement[n, s]),
+                    float(ratio[n, s]),
+                )
+                for s in range(self.slots)
+            ]
         return replace(
             SeedSignals.unknown(shape, CPU), health=torch.from_numpy(health),
             contribution=torch.from_numpy(contribution), exploding=torch.from_numpy(exploding),

@@ -29,7 +29,7 @@ def groups_of(model: nn.Module, x: Tensor) -> tuple[list[ChannelGroup], dict[str
 
 def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> starts.NewChannels:
     """Channels that differ from those that are there, as many as the group can get."""
-    if group.origin != "random":
+    if group.is_balanced:
         generator = torch.Generator().manual_seed(0)
         return starts.balanced_channels(model, group, group.channels, generator)
     zeros = starts.zero_channels(model, group, count).entries
@@ -75,11 +75,11 @@ def test_groups_are_those_that_share_channels(host: str) -> None:
 
 
 def test_new_channels_behind_a_norm_are_copies() -> None:
-    origins = {}
+    balanced = {}
     for host in ("normed", "normed maps", "normed reader"):
         make, inputs, _ = HOSTS[host]
-        origins |= {(host, g.name): g.origin for g in groups_of(make(), inputs())[0]}
-    assert {name for name, origin in origins.items() if origin == "random"} == {("normed", "9")}
+        balanced |= {(host, g.name): g.is_balanced for g in groups_of(make(), inputs())[0]}
+    assert {name for name, is_balanced in balanced.items() if not is_balanced} == {("normed", "9")}
 
 
 def test_a_table_reads_copies_with_0_and_what_they_become_with_a_share_as_heads_read_all() -> None:
@@ -188,7 +188,7 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     # A norm's gradients are others where it has more channels.
-    groups = [group for group in groups_of(model, x)[0] if group.origin == "random"]
+    groups = [group for group in groups_of(model, x)[0] if not group.is_balanced]
     units = {name: unit for group in groups for name, unit in group.units.items()}
     for group in groups:
         widen(model, group, new_channels(model, group, 2), optimizer)

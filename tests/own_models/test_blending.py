@@ -11,9 +11,9 @@ from test_width_search import numbers
 from torch import Tensor, nn
 
 import esper
-from esper.kasmina.blending import PACE, STEPS, Blend
+from esper.kasmina.blending import PACE, STEPS, Blend, moves_to
 from esper.own_models.layer_growth import LayerGrowth
-from own_modules import loader
+from own_modules import loader, unchanged
 from wide_modules import normed
 
 
@@ -39,7 +39,7 @@ def test_an_entry_moves_by_the_rate_and_at_most_a_share_until_it_is_there(
     rate: float, count: int
 ) -> None:
     model, goal = layers()
-    blend = Blend(model, goal)
+    blend = Blend(model, moves_to(model, goal))
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     before = copy.deepcopy(model)
     steps(torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0), 3)
@@ -60,13 +60,13 @@ def test_an_entry_moves_by_the_rate_and_at_most_a_share_until_it_is_there(
 def test_what_is_undone_or_dropped_takes_no_further_step() -> None:
     model, goal = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    blend = Blend(model, goal)
+    blend = Blend(model, moves_to(model, goal))
     steps(optimizer, 5)
     state = copy.deepcopy(model.state_dict())
     blend.undo()
     steps(optimizer, 5)
-    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
-    Blend(model, goal)
+    assert unchanged(model, state)
+    Blend(model, moves_to(model, goal))
     reference = weakref.ref(model)
     del model, optimizer
     gc.collect()
@@ -96,10 +96,10 @@ def test_growth_that_blends_resumes_in_the_same_bits_and_ends_with_training(tmp_
         with pytest.raises(KeyboardInterrupt):
             grown(path, last)
         state = grown(path).model.state_dict()
-        assert all(torch.equal(x, state[n]) for n, x in whole.model.state_dict().items())
+        assert unchanged(whole.model, state)
     state = copy.deepcopy(whole.model.state_dict())
     steps(torch.optim.SGD(whole.model.parameters(), lr=0.01), 3)
-    assert all(torch.equal(x, state[n]) for n, x in whole.model.state_dict().items())
+    assert unchanged(whole.model, state)
 
 
 def test_where_all_is_refused_no_trial_takes_place(monkeypatch) -> None:

@@ -6,6 +6,7 @@ moved to random ones meanwhile, no faster than the optimizer could: faster, a ne
 learned much loses it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ way. Of a GPT that was trained for 40 epochs, three more give 23 % if nothing mo
 pace and 13 in 20 steps, twelve more 27, 29 and 27."""
 
 
+Moves = Mapping[str, tuple[Tensor, float]]
+"""By the name of a parameter how far each entry has to go, and the longest step."""
+
+
+def moves_to(model: nn.Module, goal: nn.Module) -> Moves:
+    """The moves to the parameters of a module that has other values of some."""
+    pairs = zip(model.named_parameters(), goal.parameters(), strict=True)
+    moves = {name: (q - p).detach() for (name, p), q in pairs if not torch.equal(p, q)}
+    return {name: (move, float(move.abs().max()) / STEPS) for name, move in moves.items()}
+
+
 class Blend:
     """Moves the entries of parameters after each step of their optimizer, whichever it is.
 
@@ -27,16 +39,13 @@ class Blend:
 
     Args:
         model: the module.
-        goal: the same with other values of its parameters.
+        moves: of its parameters, see ``moves_to`` and ``state_dict``.
     """
 
-    def __init__(self, model: nn.Module, goal: nn.Module):
-        # The hook, which is torch's, must not keep the module. What is left, and the longest step:
+    def __init__(self, model: nn.Module, moves: Moves):
+        # The hook, which is torch's, must not keep the module.
         self._moves: Any = WeakIdKeyDictionary()
-        for p, q in zip(model.parameters(), goal.parameters(), strict=True):
-            if not torch.equal(p, q):
-                move = q.detach() - p.detach()
-                self._moves[p] = move, float(move.abs().max()) / STEPS
+        self.load_state_dict(moves, model)
         self._hook = register_optimizer_step_post_hook(self._step)
 
     @torch.no_grad()
@@ -55,12 +64,12 @@ class Blend:
         if not move.any():
             del self._moves[p]
 
-    def state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """By the name of a parameter what is left to do; it shares no memory with this."""
+    def state_dict(self, model: nn.Module) -> Moves:
+        """What is left to do; it shares no memory with this."""
         moves = ((name, self._moves.get(p)) for name, p in model.named_parameters())
         return {name: (move[0].clone(), move[1]) for name, move in moves if move is not None}
 
-    def load_state_dict(self, state: dict[str, Any], model: nn.Module) -> None:
+    def load_state_dict(self, state: Moves, model: nn.Module) -> None:
         """The inverse of ``state_dict``."""
         self._moves.clear()
         for name, (move, longest) in state.items():

@@ -13,7 +13,7 @@ may be one that sees no more of them than their mean or mean square, such as a l
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -37,8 +37,8 @@ class ChannelGroup:
             are and how many lie side by side in each: 3 and D for queries, keys and values of heads
             of width D from one layer, 2 and 1 for a value and its gate.
         attends: whether there is a softmax of something in each channel.
-        origin: what new channels are, see ``new_units``: random ones, or, where a norm sees all
-            channels, copies of those that are there at first, a whole multiple of them.
+        is_balanced: whether a norm sees all channels, so that new ones begin as copies of those
+            that are there, a whole multiple of them; else they are random, see ``new_units``.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
         silent: norms whose new entries are 0, as what reads them is a table that also writes the
             channels, such as that of an embedding and the head of a language model.
@@ -53,7 +53,7 @@ class ChannelGroup:
     layouts: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     units: Mapping[str, Unit] = field(default_factory=dict)
     attends: bool = False
-    origin: Literal["random", "copies"] = "random"
+    is_balanced: bool = False
     heads: tuple["ChannelGroup", ...] = ()
     silent: tuple[str, ...] = ()
 
@@ -75,7 +75,7 @@ class ChannelGroup:
 
     def new_count(self, share: float) -> int:
         """How many new channels are so many times those that are there."""
-        count = share if self.origin == "random" else max(1, round(share))
+        count = max(1, round(share)) if self.is_balanced else share
         return round(count * self.channels)
 
     def parts(self, count: int) -> list[tuple["ChannelGroup", int]]:
@@ -85,7 +85,7 @@ class ChannelGroup:
 
     def half(self, count: int) -> int:
         """At most half as many new channels."""
-        unit = 1 if self.origin == "random" else self.channels
+        unit = self.channels if self.is_balanced else 1
         return count // 2 // unit * unit
 
     def change(self, count: int) -> str:
@@ -164,7 +164,7 @@ def _frozen(group: TracedGroup) -> ChannelGroup:
     )
     return ChannelGroup(
         group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
-        group.units, group.attends, "copies" if group.is_balanced else "random", tuple(heads),
+        group.units, group.attends, group.is_balanced, tuple(heads),
         tuple(dict.fromkeys(group.silent)),
     )  # fmt: skip
 

@@ -47,6 +47,13 @@ class NewChannels:
     heads: tuple["NewChannels", ...] = ()
     generator: torch.Generator | None = None
 
+    def weights(self, layer: str, x: Tensor, count: int) -> Tensor:
+        """So many columns of the weight ``x`` of a layer: those with which it reads them."""
+        if self.generator is not None:
+            return DIFFERENCE * weights_of_inputs(x, count, 1, self.generator)
+        zeros = x.new_zeros(x.shape[0], count, *x.shape[2:])
+        return self.columns[layer].to(x).view_as(zeros) if layer in self.columns else zeros
+
     def choice(self, index: Tensor) -> "NewChannels":
         """Some of these channels, in the memory of the CPU."""
         entries = {name: x[index].cpu() for name, x in self.entries.items()}
@@ -123,15 +130,16 @@ def random_channels(
 ) -> NewChannels:
     """Random channels whose incoming weights are as large as those that are there.
 
-    Those of a recurrent layer are as large as torch draws them, uniformly within C^-1/2, for one of
-    ``channels`` hidden units: as large as trained ones of a small layer they generalise worse.
+    Scales and positions are spread as they are. Those of a recurrent layer are as large as torch
+    draws them, uniformly within C^-1/2, for one of ``channels`` hidden units: as large as trained
+    ones of a small layer they generalise worse.
     """
     entries = dict(zero_channels(model, group, count).entries)
     for full, zeros in entries.items():
         name, key = layer_and_key(full)
         layer = model.get_submodule(name)
         old = dict(tensors_of(layer))[key].detach()
-        if size_names(layer)[:1] in ((), ("normalized_shape",)):
+        if {*size_names(layer)} <= {"normalized_shape"}:
             spread, mean = torch.std_mean(old.float(), correction=0)
             draws = torch.randn(zeros.shape, generator=generator).to(mean)
             entries[full] = (mean + spread * draws).to(zeros)
@@ -149,6 +157,13 @@ def random_channels(
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             entries[full][:, layer.padding_idx] = 0.0
     return NewChannels(entries, count)
+
+
+def weights_of_inputs(x: Tensor, count: int, axis: int, generator: torch.Generator) -> Tensor:
+    """Random weights of so many more inputs, which make those of all as large as ``x`` was."""
+    draws = torch.randn(*x.shape[:axis], count, *x.shape[axis + 1 :], generator=generator).to(x)
+    share = x.shape[axis] / (x.shape[axis] + count)
+    return draws * (share * x.square().mean()).sqrt()
 
 
 def joined(
@@ -211,8 +226,6 @@ def _new_heads(
     new, entries = random_channels(model, group, count, group.channels + count, generator), {}
     for name, x in new.entries.items():
         if x.ndim > 3:
-            size = (x.square().mean() * x.shape[3] / (x.shape[3] + inputs)).sqrt()
-            draws = torch.randn(*x.shape[:3], inputs, *x.shape[4:], generator=generator).to(x)
-            x = torch.cat([x, size * draws], 3)
+            x = torch.cat([x, weights_of_inputs(x, inputs, 3, generator)], 3)
         entries[name] = x
     return replace(new, entries=entries)

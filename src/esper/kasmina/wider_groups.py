@@ -28,7 +28,7 @@ def wider_groups(
     groups, reasons = channel_groups(model, run)
     before, wide = run() if groups else None, dict[tuple[str, ...], ChannelGroup]()
     # Streams last, as those heads join them that are not wider alone.
-    for group in sorted(groups, key=lambda each: each.origin != "random"):
+    for group in sorted(groups, key=lambda each: each.is_balanced):
         heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
         further = [replace(group, heads=group.heads + heads)] if heads else []
         for each in [group, *further]:
@@ -46,7 +46,7 @@ def wider_groups(
 def _are_heads(group: ChannelGroup, stream: ChannelGroup) -> bool:
     """Whether a group is that of heads that read and write a stream."""
     is_beside = stream.readers.keys() >= {*group.writers} and {*stream.writers} >= {*group.readers}
-    return group.attends and stream.origin != "random" and is_beside
+    return group.attends and stream.is_balanced and is_beside
 
 
 def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[], Any]) -> str:
@@ -66,9 +66,9 @@ def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[
 
 def _trial_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
     """As many new channels of a group as it has."""
-    if group.origin == "random":
-        return zero_channels(model, group, group.channels)
-    return balanced_channels(model, group, group.channels, torch.Generator().manual_seed(0))
+    if group.is_balanced:
+        return balanced_channels(model, group, group.channels, torch.Generator().manual_seed(0))
+    return zero_channels(model, group, group.channels)
 
 
 def equal(before: object, after: object) -> bool:

@@ -28,7 +28,7 @@ from esper.kasmina.layer_kinds import (
     weight_name,
 )
 from esper.kasmina.nested import leaves
-from esper.kasmina.new_channels import DIFFERENCE, NewChannels, channel_count, end_of
+from esper.kasmina.new_channels import NewChannels, channel_count, end_of
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
@@ -140,13 +140,7 @@ def _lengthen(
         if _put_shared(change, module, key, weight):
             continue
         weight = rows_first(module, weight)
-        zeros = weight.new_zeros(weight.shape[0], block * new.count, *weight.shape[2:])
-        end, columns = block * ends[name], new.columns.get(name)
-        entry = zeros if columns is None else columns.to(weight).view_as(zeros)
-        if new.generator is not None:
-            share = weight.shape[1] / (weight.shape[1] + zeros.shape[1])
-            entry = torch.randn(zeros.shape, generator=new.generator).to(weight)
-            entry *= DIFFERENCE * (share * weight.square().mean()).sqrt()
+        end, entry = block * ends[name], new.weights(name, weight, block * new.count)
         value = rows_first(module, _insert(weight, entry, end, axis=1))
         _replace(change, module, key, value)
         change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blending import Blend
+from esper.kasmina.blending import Blend, moves_to
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
 from esper.kasmina.new_channels import NewChannels, channel_copies, random_in_place_of
@@ -176,8 +176,7 @@ class LayerGrowth:
                 loss.backward()
 
         changes = list[Widening | Blend]()
-        has_copies = any(group.origin == "copies" for group in counts)
-        goal = copy.deepcopy(self.model) if has_copies else None
+        goal = copy.deepcopy(self.model) if any(each.is_balanced for each in counts) else None
         # One of its own, so that several processes draw alike what copies become.
         seed = self.seed * 1009 + self.number - 1
         generator, draws = (torch.Generator().manual_seed(x) for x in (seed, ~seed))
@@ -193,21 +192,20 @@ class LayerGrowth:
                 del counts[group]
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
-            is_copied = group.origin == "copies"
             for each in self.averages:
-                like = channel_copies(each, group, new.count) if is_copied else new
+                like = channel_copies(each, group, new.count) if group.is_balanced else new
                 changes.append(widen(each, group, replace(new, entries=like.entries)))
             if goal is not None:
-                like = random_in_place_of(goal, group, new, draws) if is_copied else new
+                like = random_in_place_of(goal, group, new, draws) if group.is_balanced else new
                 widen(goal, group, like)
-            kind = ", at first copies of these" if is_copied else ""
+            kind = ", at first copies of these" if group.is_balanced else ""
             if share > 1e-4 or not kind:  # layers know copies of what they read as it is
                 decimals = 0 if share >= 0.01 else 2
                 text = f"{100 * share:.{decimals}f} % of the gradient that the others leave"
                 kind += f", which explain {text}"
             self.lines.append(f"{group.title}: {group.change(new.count)}{kind}")
         if goal is not None and changes:
-            self.blend = Blend(self.model, goal)
+            self.blend = Blend(self.model, moves_to(self.model, goal))
             changes.append(self.blend)
         return changes
 

@@ -66,11 +66,11 @@ def propose(
         before them do not, in [0, 1], to first order.
     """
     trial = copy.deepcopy(model)
-    if group.origin == "random":
+    if group.is_balanced:
+        candidates = balanced_channels(model, group, count, generator)
+    else:
         number = max(CANDIDATES * group.channels // group.width, 4 * count)
         candidates = random_channels(trial, group, number, group.channels + count, generator)
-    else:
-        candidates = balanced_channels(model, group, count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
     records, handles = dict[str, Record](), []
@@ -87,7 +87,7 @@ def propose(
     for handle in handles:
         handle.remove()
     index, share = _pursuit(trial, group, count, records)
-    if group.origin != "random":
+    if group.is_balanced:
         return candidates, share
     new = _with_statistics(trial, group, candidates).choice(index)
     return joined(model, group, new, generator), share

@@ -69,8 +69,7 @@ class WidthSearch(LayerGrowth):
             deepen(self.model, container, index, (), training.optimizer)
         resize(self.model, state, training.optimizer)
         if content["blend"]:
-            self.blend = Blend(self.model, self.model)
-            self.blend.load_state_dict(content["blend"], self.model)
+            self.blend = Blend(self.model, content["blend"])
 
     def epoch(self, training: Training, validate: Evaluator, loaders: Iterable[object]) -> float:
         """Train one epoch, and decide where a decision is due.

@@ -139,10 +139,15 @@ def test_the_status_of_an_environment(changes: dict[str, Any], status: Status) -
 def test_sorting_and_filtering() -> None:
     rows = [
         replace(ROW, environment=i, accuracy=a, added_parameters=n, stages=s)
-        for i, (a, n, s) in enumerate([(0.5, 0, [Stage.DORMANT, Stage.TRAINING]),
-        (0.9, 5, [Stage.DORMANT, Stage.FOSSILISED]), (0.1, 0, [Stage.DORMANT, Stage.DORMANT]),
-        (math.nan, 0, [Stage.DORMANT, Stage.DORMANT])] )
-    ]  # fmt: skip
+        for i, (a, n, s) in enumerate(
+            [
+                (0.5, 0, [Stage.DORMANT, Stage.TRAINING]),
+                (0.9, 5, [Stage.DORMANT, Stage.FOSSILISED]),
+                (0.1, 0, [Stage.DORMANT, Stage.DORMANT]),
+                (math.nan, 0, [Stage.DORMANT, Stage.DORMANT]),
+            ]
+        )
+    ]
 
     def order(sort: str, reverse: bool = False, keep: str = "all", words: str = "") -> list[int]:
         return [row.environment for row in arrange(rows, sort, reverse, keep, words)]
