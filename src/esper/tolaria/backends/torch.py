@@ -288,7 +288,7 @@ def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
     return x.index_select(3 if x.dim() == 5 else 0, rows)
 
 
-# Native twin: hosts/loss.h, cross_entropy_back.
+# Native twin: hosts/loss.h, score_batch.
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats: ``logits [N, B, K]``, ``labels [N, B]`` to ``[N]``."""
     logits = logits if logits.dtype == torch.float64 else logits.float()

@@ -25,11 +25,11 @@ class CausalAttention : public Layer<T> {
       for (int t = 0; t < joint.width; ++t) {
         T* row = weights_ + head.row(t);
         Vector<T> most = broadcast(-std::numeric_limits<T>::infinity()), total = {};
-        for (int s = 0; s <= t; ++s) {
-          const Vector<T> score = head.product(joint_, kQuery, t, joint_, kKey, s) * head.scale;
+        head.products(joint_, kQuery, t, joint_, kKey, t + 1, [&](int s, Vector<T> product) {
+          const Vector<T> score = product * head.scale;
           most = score > most ? score : most;
           store(row + s * joint.lanes, score);
-        }
+        });
         for (int s = 0; s <= t; ++s) {
           const Vector<T> weight = exponential<T>(load(row + s * joint.lanes) - most);
           total += weight;
@@ -53,11 +53,10 @@ class CausalAttention : public Layer<T> {
         const T* row = weights_ + head.row(t);
         T* scores = score_gradients + head.row(t);
         Vector<T> mean = {};
-        for (int s = 0; s <= t; ++s) {
-          const Vector<T> change = head.product(dy, 0, t, joint_, kValue, s);
+        head.products(dy, 0, t, joint_, kValue, t + 1, [&](int s, Vector<T> change) {
           mean += change * load(row + s * lanes);
           store(scores + s * lanes, change);
-        }
+        });
         for (int s = 0; s <= t; ++s)
           store(scores + s * lanes, load(row + s * lanes) *
                                         (load(scores + s * lanes) - mean) * head.scale);
@@ -92,27 +91,31 @@ class CausalAttention : public Layer<T> {
       return maps.channel(third * channels + first) + ptrdiff_t(pixel) * lanes + lane;
     }
 
-    // Scalar product of pixel t of a and pixel s of b.
-    Vector<T> product(const Maps<T>& a, int a_third, int t, const Maps<T>& b, int b_third,
-                      int s) const {
-      const T *left = at(a, a_third, t), *right = at(b, b_third, s);
-      Vector<T> total = {};
-      for (int i = 0; i < size; ++i)
-        total += load(left + i * a.plane()) * load(right + i * b.plane());
-      return total;
+    // Calls f(s, product) with the scalar products of pixel t of a and the pixels of b before `end`.
+    template <class Function>
+    void products(const Maps<T>& a, int a_third, int t, const Maps<T>& b, int b_third, int end,
+                  Function f) const {
+      in_registers(end, [&](auto count, int s) {
+        const T *left = at(a, a_third, t), *right = at(b, b_third, s);
+        Vector<T> totals[count()] = {};
+        for (int i = 0; i < size; ++i, left += a.plane(), right += b.plane())
+          for (int n = 0; n < count(); ++n) totals[n] += load(left) * load(right + n * lanes);
+        for (int n = 0; n < count(); ++n) f(s + n, totals[n]);
+      });
     }
 
     // Pixel t of y: the sum of factor(s) times pixel s of x, from `begin` to `end`.
     template <class Factor>
     void sum(const Maps<T>& y, int y_third, int t, const Maps<T>& x, int x_third, int begin,
              int end, Factor factor) const {
-      for (int i = 0; i < size; ++i) {
+      in_registers(size, [&](auto count, int i) {
         const T* from = at(x, x_third, 0) + i * x.plane();
-        Vector<T> total = {};
+        Vector<T> totals[count()] = {};
         for (int s = begin; s < end; ++s)
-          total += factor(s) * load(from + ptrdiff_t(s) * lanes);
-        store(at(y, y_third, t) + i * y.plane(), total);
-      }
+          for (int n = 0; n < count(); ++n)
+            totals[n] += factor(s) * load(from + n * x.plane() + ptrdiff_t(s) * lanes);
+        for (int n = 0; n < count(); ++n) store(at(y, y_third, t) + (i + n) * y.plane(), totals[n]);
+      });
     }
   };
 

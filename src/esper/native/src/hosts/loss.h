@@ -21,58 +21,56 @@ struct Score {
   }
 };
 
-// The score of a batch. Replaces the logits by their softmax. `labels` are [predictions, lanes],
-// negative in lanes without an image.
+// The score of a batch. `labels` are [predictions, lanes], negative in lanes without an image. Overwrites
+// the logits: with the gradient of the mean cross-entropy, if that is needed. Blocks of registers let
+// the maxima of one be computed while those of another wait for their comparisons.
 // Twin of tolaria.backends.torch._ScoreSums.
-template <class T>
-Score<T> score_batch(Maps<T> logits, const int64_t* labels) {
-  const int classes = logits.channels;
-  const ptrdiff_t plane = logits.plane();
-  Score<T> score;
-  for (ptrdiff_t lane = 0; lane < plane; lane += kLanes<T>) {
-    // The first maximum, where NaN is larger than any number.
-    Vector<T> most = load(logits.data + lane), best = {};
-    for (int k = 1; k < classes; ++k) {
-      const Vector<T> other = load(logits.channel(k) + lane);
-      const auto above = (other > most) | ((other != other) & (most == most));
-      most = above ? other : most;
-      best = above ? broadcast(T(k)) : best;
-    }
-    T truth[kLanes<T>];
-    for (int i = 0; i < kLanes<T>; ++i) {
-      const int64_t label = labels[lane + i];
-      if (label < 0) continue;
-      truth[i] = logits.data[label * plane + lane + i] - most[i];
-      score.hits += best[i] == T(label) ? T(1) : T(0);
-    }
-    Vector<T> total = {};
-    for (int k = 0; k < classes; ++k) {
-      const Vector<T> weight = exponential<T>(load(logits.channel(k) + lane) - most);
-      store(logits.channel(k) + lane, weight);
-      total += weight;
-    }
-    const Vector<T> inverse = T(1) / total;
-    for (int k = 0; k < classes; ++k)
-      store(logits.channel(k) + lane, load(logits.channel(k) + lane) * inverse);
-    for (int i = 0; i < kLanes<T>; ++i) {
-      if (labels[lane + i] < 0) continue;
-      const T log_likelihood = truth[i] - std::log(total[i]);
-      score.loss -= log_likelihood;
-      score.expected += logits.data[labels[lane + i] * plane + lane + i];
-    }
-  }
-  return score;
-}
-
-// Gradient of the mean cross-entropy with respect to the logits; overwrites the softmax.
 // Twin of tolaria.backends.torch.cross_entropy.
 template <class T>
-void cross_entropy_back(Maps<T> softmax, const int64_t* labels) {
-  for (ptrdiff_t i = 0; i < softmax.plane(); ++i)
-    if (labels[i] >= 0) softmax.data[labels[i] * softmax.plane() + i] -= T(1);
-  const T share = T(1) / (T(softmax.images) * T(softmax.pixels()));
-  transform(softmax, [share](Vector<T> value) { return value * share; });
-  clear_tail(softmax);
+Score<T> score_batch(Maps<T> logits, const int64_t* labels, bool needs_gradient) {
+  const ptrdiff_t plane = logits.plane();
+  const T share = T(1) / (T(logits.images) * T(logits.pixels()));
+  Score<T> score;
+  in_registers(int(plane / kLanes<T>), [&](auto count, int first) {
+    T* const block = logits.data + ptrdiff_t(first) * kLanes<T>;
+    const int64_t* const truth = labels + ptrdiff_t(first) * kLanes<T>;
+    const auto each_class = [&](auto f) {
+      for (int k = 0; k < logits.channels; ++k)
+        for (int n = 0; n < count(); ++n) f(k, n, block + k * plane + n * kLanes<T>);
+    };
+    const auto each_truth = [&](auto f) {
+      for (int i = 0; i < count() * kLanes<T>; ++i)
+        if (truth[i] >= 0) f(i, block[truth[i] * plane + i], i / kLanes<T>, i % kLanes<T>);
+    };
+    // The first maximum, where NaN is larger than any number, and not at most any.
+    Vector<T> most[count()], best[count()] = {}, total[count()] = {}, inverse[count()];
+    for (int n = 0; n < count(); ++n) most[n] = load(block + n * kLanes<T>);
+    each_class([&](int k, int n, const T* logit) {
+      const Vector<T> other = load(logit);
+      const auto above = ~(other <= most[n]) & (most[n] == most[n]);
+      most[n] = above ? other : most[n];
+      best[n] = above ? broadcast(T(k)) : best[n];
+    });
+    T below[count() * kLanes<T>], softmax[count() * kLanes<T>];
+    each_truth([&](int i, T logit, int n, int lane) { below[i] = logit - most[n][lane]; });
+    each_class([&](int, int n, T* logit) {
+      const Vector<T> weight = exponential<T>(load(logit) - most[n]);
+      store(logit, weight);
+      total[n] += weight;
+    });
+    for (int n = 0; n < count(); ++n) inverse[n] = T(1) / total[n];
+    each_truth([&](int i, T weight, int n, int lane) {
+      softmax[i] = weight * inverse[n][lane];
+      score.loss -= below[i] - std::log(total[n][lane]);
+      score.hits += best[n][lane] == T(truth[i]) ? T(1) : T(0);
+      score.expected += softmax[i];
+    });
+    if (!needs_gradient) return;
+    each_class([&](int, int n, T* weight) { store(weight, load(weight) * inverse[n] * share); });
+    each_truth([&](int i, T& gradient, int, int) { gradient = (softmax[i] - T(1)) * share; });
+  });
+  if (needs_gradient) clear_tail(logits);
+  return score;
 }
 
 }  // namespace esper::hosts

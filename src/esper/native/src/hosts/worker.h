@@ -117,8 +117,7 @@ class Worker {
         if (stage.slot >= 0) watched_[size_t(stage.slot)].x = measured ? kept(stage.slot, x) : x;
         x = passage.pooled ? stage.norm->forward(x, true, arena_) : stage.layer->forward(x, arena_);
       }
-      total.add(score_batch(x, labels));
-      cross_entropy_back(x, labels);
+      total.add(score_batch(x, labels, true));
       T* measures = measured ? call.slot_measures + n * slot_count() * kSlotMeasures : nullptr;
       backward(x, measures);
       if (measures) measure_blocks(call.host + n * parameters_, measures);
@@ -150,7 +149,7 @@ class Worker {
       const int64_t* labels = labels_of(x, [&](int i) { return of_chunk + i * predictions_; });
       set_alphas(call.alpha + r * count);
       x = evaluate_from(0, x);
-      totals[0].add(score_batch(x, labels));
+      totals[0].add(score_batch(x, labels, false));
       const auto mark = arena_.mark();
       for (int64_t v = first; v < last; ++v) {
         arena_.release(mark);
@@ -159,7 +158,7 @@ class Worker {
         for (int s = 0; s < count; ++s)
           if (spans(s)) slots_[size_t(s)]->set_source(watched_[size_t(s)].source, false);
         x = evaluate_from(stage_of_slot_[start], kept(int(start), watched_[start].x));
-        totals[size_t(1 + v - first)].add(score_batch(x, labels));
+        totals[size_t(1 + v - first)].add(score_batch(x, labels, false));
       }
     }
     for (size_t i = 0; i < totals.size(); ++i) {
