@@ -199,9 +199,10 @@ def test_command_summaries_agree_with_the_commands_docstrings() -> None:
         assert getattr(module, name).__doc__.strip().splitlines()[0] == summary
 
 
-def test_sanctum_does_not_import_torch(tmp_path: Path) -> None:
-    code = "import sys, esper.scripts.main, esper.scripts.sanctum; sys.exit('torch' in sys.modules)"
-    assert ran_python(code).returncode == 0
+def test_sanctum_and_reports_do_not_import_torch(tmp_path: Path) -> None:
+    imports = "import sys, esper.scripts.main, esper.scripts.sanctum, esper.scripts.report as page"
+    call = f"page.report(['{RECORDED}/healthy', '--output={tmp_path}/report.html'])"
+    assert ran_python(f"{imports}\nsys.exit({call} or 'torch' in sys.modules)").returncode == 0
 
 
 def test_several_runs_are_shown_until_none_is_chosen(tmp_path: Path, monkeypatch) -> None:

@@ -160,12 +160,14 @@ def _sections(runs: list[RunData], ladders: list[Ladders]) -> list[Section]:
 
 
 def _ladders(run: RunData) -> Ladders:
+    # Few runs have evaluations, and what reads them takes PyTorch, so more than a second.
+    if not (run.info.path / LADDERS).is_dir():
+        return [], [], []
     read = find_part("ladders")
-    if read is not None:
-        ladders: Ladders = read(run.info.path, run.label)
-        return ladders
-    has_ladders = (run.info.path / LADDERS).is_dir()
-    return [], [], [f"its evaluations are not shown, because {MISSING}"] if has_ladders else []
+    if read is None:
+        return [], [], [f"its evaluations are not shown, because {MISSING}"]
+    ladders: Ladders = read(run.info.path, run.label)
+    return ladders
 
 
 def _number_labels(runs: list[RunData]) -> None:

@@ -109,8 +109,10 @@ class ProcessEnvironments(Environments):
         one.close()
         methods = multiprocessing.get_all_start_methods()
         method = "forkserver" if "forkserver" in methods else "spawn"
-        # A fork of this process, whose threads compute, could wait for a lock for ever.
-        multiprocessing.get_context(method).set_forkserver_preload([__name__])
+        # A fork of this process, whose threads compute, could wait for a lock for ever. What the
+        # makers need is imported once, and not by each process.
+        needed = {getattr(make, "func", make).__module__ for make in makers}
+        multiprocessing.get_context(method).set_forkserver_preload([__name__, *sorted(needed)])
         workers = [partial(Worker, make, os.getpid()) for make in makers]
         try:
             self._envs = AsyncVectorEnv(

@@ -118,13 +118,14 @@ class MeanPool : public Layer<T> {
     y.height = y.width = 1;
     y.data = arena.take(y.size());
     const T count = T(x.pixels());
-    for (int c = 0; c < x.channels; ++c) {
-      for (int lane = 0; lane < x.lanes; lane += kLanes<T>) {
-        Vector<T> total = {};
-        for (ptrdiff_t i = lane; i < x.plane(); i += x.lanes) total += load(x.channel(c) + i);
-        store(y.channel(c) + lane, total / count);
-      }
-    }
+    for (int c = 0; c < x.channels; ++c)
+      in_registers(x.lanes / kLanes<T>, [&](auto registers, int first) {
+        Vector<T> totals[registers()] = {};
+        for (const T* pixel = x.channel(c); pixel != x.channel(c + 1); pixel += x.lanes)
+          for (int r = 0; r < registers(); ++r) totals[r] += load(pixel + (first + r) * kLanes<T>);
+        for (int r = 0; r < registers(); ++r)
+          store(y.channel(c) + (first + r) * kLanes<T>, totals[r] / count);
+      });
     return y;
   }
 
