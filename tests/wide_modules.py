@@ -352,6 +352,20 @@ class Patches(nn.Module):
         return self.head(self.pool(self.query.expand(len(x), -1, -1), x, x)[0][:, 0])
 
 
+class Numbers(nn.Module):
+    """Tokens of numbers, each of which has a vector of its own, as in the FT-Transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.randn(6, 4)) for _ in range(2))
+        layers = nn.LayerNorm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[..., None] * self.weight + self.bias
+        return self.head((x + self.layers(x)).mean(1))
+
+
 class Translator(nn.Module):
     """Torch's encoder and decoder of words, which end with a mask of what is padded."""
 
@@ -557,6 +571,8 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "table": (
         lambda: nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)), words, ("0",),
     ),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), words, ("0",)),
+    "numbers": (Numbers, lambda: torch.randn(8, 6), ("layers.3", "layers.1")),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),

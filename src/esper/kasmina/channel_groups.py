@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.channel_trace import Recorder, Trials
-from esper.kasmina.layer_kinds import layer_at
+from esper.kasmina.layer_kinds import Table, layer_at
 from esper.kasmina.nested import tensors as leaf_tensors
 from esper.kasmina.traced_group import TracedGroup, Unit
 
@@ -198,7 +198,7 @@ def _pass(
                 group.reason = group.reason or f"the buffer {name} is not persistent"
         if not all(p.requires_grad for p in parameters):
             group.reason = group.reason or "a layer is frozen"
-        tables = {id(x) for m, *_, x in tensors if isinstance(m, nn.Embedding)}
+        tables = {id(x) for m, *_, x in tensors if isinstance(m, Table)}
         holders = Counter(id(p) for p in parameters)
         if any(recorder.uses[x] > (n if x in tables else 1) for x, n in holders.items()):
             group.reason = group.reason or "a layer shares its parameters with another module"

@@ -16,6 +16,7 @@ from esper.kasmina.layer_kinds import (
     ConvTranspose,
     InputsFirst,
     Norm,
+    Table,
     channel_axis,
     has_weight_norm,
     is_of_user,
@@ -31,6 +32,7 @@ _LAYERS = {
     "addmm",
     *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
 }
+_LOOKUPS = {"embedding", "embedding_bag"}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
 _BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm", "masked_fill", "where"}
@@ -87,15 +89,14 @@ class Recorder(TorchFunctionMode):
 
     def groups(self) -> list[TracedGroup]:
         """The groups that were not joined to another."""
-        return [each for each in self._all if each not in self._parents and not each.parts]
+        return [each for each in self._all if each not in self._parents and each.writers]
 
     def resolve_concatenations(self) -> None:
         """Give what a concatenation passes through and what reads it to the groups in it."""
         for each in self._all:
             parts = [(None if g is None else self._root(g), length) for g, length in each.parts]
             layout = tuple(
-                ("", length) if group is None or group.units else (group.writers[0], 0)
-                for group, length in parts
+                (g.writers[0], 0) if g and g.writers and not g.units else ("", n) for g, n in parts
             )
             groups = [group for group, _ in parts if group is not None]
             for group in groups:
@@ -157,11 +158,11 @@ class Recorder(TorchFunctionMode):
             begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
             operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
             owner, layer, _ = self._owners.get(id(operands.get(keys[1])), ("", None, ()))
-            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | nn.Embedding):
+            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | Table):
                 output = func(*args, **kwargs)
                 self._layer(owner, layer, operands[keys[0]], output)
                 return output
-        if name == "embedding" and (table := self._tables.get(id(inputs[-1]))):
+        if name in _LOOKUPS and (table := self._tables.get(id(inputs[1]))):
             output = func(*args, **kwargs)
             for each, module in table.items():
                 self._write(each, module, output, output.ndim - 1)
@@ -178,7 +179,7 @@ class Recorder(TorchFunctionMode):
             self._recurrent(cell, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
             return outputs
         if len(tags) == 0:
-            return self._of_parameters(inputs, func(*args, **kwargs))
+            return self._of_parameters(name, inputs, func(*args, **kwargs))
         if name in _CONCATENATIONS and (concatenation := self._concatenation(*args, **kwargs)):
             output = func(*args, **kwargs)
             self._tags[id(output)] = output, concatenation
@@ -215,18 +216,29 @@ class Recorder(TorchFunctionMode):
 
     def _may_mix(self, group: TracedGroup) -> bool:
         """Whether a function may mix the channels of a group; it is noted that one does."""
-        group.is_balanced |= bool(group.writers) and self._mixable.issuperset(group.writers)
+        group.is_balanced |= not group.parts and self._mixable.issuperset(group.writers)
         return group.is_balanced
 
-    def _of_parameters(self, inputs: list[Tensor], output: Any) -> Any:
-        """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``."""
+    def _of_parameters(self, name: str, inputs: list[Tensor], output: Any) -> Any:
+        """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``.
+
+        Parameters that meet a single feature write channels: those of its token.
+        """
         owners = [self._owners[id(x)] for x in inputs if id(x) in self._owners]
         modules = dict(owner[:2] for owner in owners)
         is_layer = any(isinstance(module, tuple(SIZES)) for module in modules.values())
-        if isinstance(output, Tensor) and len(modules) == 1 and not is_layer:
-            keys = dict.fromkeys(key for owner in owners for key in owner[2])
-            self._owners[id(output)] = *owners[0][:2], tuple(keys)
-            self._weights.append(output)
+        if not isinstance(output, Tensor) or len(modules) != 1 or is_layer:
+            return output
+        lengths = [x.shape[-1:] for x in inputs if id(x) not in self._owners]
+        if name in _BROADCASTS and (1,) in lengths and output.shape[-1] > 1:
+            group = TracedGroup(output.shape[-1], [])
+            self._all.append(group)
+            self._tags[id(output)] = output, Tag(group, Position(output.ndim - 1), group.channels)
+            self._companion(inputs, output, self._tags[id(output)][1], name)
+            return output
+        keys = dict.fromkeys(key for owner in owners for key in owner[2])
+        self._owners[id(output)] = *owners[0][:2], tuple(keys)
+        self._weights.append(output)
         return output
 
     def _weight_of_norm(self, inputs: list[Tensor], weight: Tensor) -> Tensor:
@@ -425,7 +437,7 @@ class Recorder(TorchFunctionMode):
 
 def _is_table(module: nn.Module) -> bool:
     """Whether it is an embedding, whose weight is not parametrized."""
-    return isinstance(module, nn.Embedding) and "weight" in module._parameters
+    return isinstance(module, Table) and "weight" in module._parameters
 
 
 def _is_applied_per_channel(parameter: Tensor, source: Tensor, axis: int, function: str) -> bool:

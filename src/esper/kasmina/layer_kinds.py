@@ -19,6 +19,7 @@ class InputsFirst(metaclass=_ByName):
 ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | ConvTranspose
 Linear = nn.Linear | InputsFirst
+Table = nn.Embedding | nn.EmbeddingBag
 Norm = nn.modules.batchnorm._NormBase | nn.GroupNorm
 """Batch, instance and group norms."""
 
@@ -30,7 +31,7 @@ SIZES: dict[type, tuple[str, ...]] = {
     nn.GroupNorm: ("num_channels", "num_channels"),
     nn.PReLU: ("num_parameters", "num_parameters"),
     nn.RNNBase: ("hidden_size", "hidden_size"),
-    nn.Embedding: ("embedding_dim", "num_embeddings"),
+    **dict.fromkeys(get_args(Table), ("embedding_dim", "num_embeddings")),
     nn.MultiheadAttention: ("embed_dim", "kdim", "vdim"),
 }
 """Attributes that hold how many channels a layer writes, and how many it reads."""
@@ -143,7 +144,7 @@ def rows_first(module: nn.Module, x: Tensor, like: Tensor | None = None) -> Tens
     The axes are those of ``like``, where ``x`` was turned.
     """
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
-    is_linear = isinstance(module, InputsFirst | nn.Embedding) and x.ndim > 1
+    is_linear = isinstance(module, InputsFirst | Table) and x.ndim > 1
     if not size_names(module):
         return x.transpose(0, last_axis((x if like is None else like).shape))
     return x.transpose(0, 1) if is_convolution or is_linear else x

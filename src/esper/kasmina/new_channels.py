@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
     Norm,
+    Table,
     gates_of,
     layer_and_key,
     layer_at,
@@ -154,7 +155,7 @@ def random_channels(
             entries[full] = zeros + size
             continue
         entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
-        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
+        if isinstance(layer, Table) and layer.padding_idx is not None:
             entries[full][:, layer.padding_idx] = 0.0
     return NewChannels(entries, count)
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina.attention_heads import head_attributes, head_counts
 from esper.kasmina.layer_kinds import (
+    Table,
     gates_of,
     group_counts,
     holder_of,
@@ -253,7 +254,7 @@ def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
     if before is None or before.ndim != len(shape):
         return False
     changes = [new - old for new, old in zip(shape, before.shape, strict=True)]
-    is_table, is_known = isinstance(module, nn.Embedding), bool(size_names(module))
+    is_table, is_known = isinstance(module, Table), bool(size_names(module))
     if is_table or is_of_user(module):
         axis = 1 if is_table else last_axis(before.shape)
         is_known = not any(changes[:axis] + changes[axis + 1 :])
