@@ -348,7 +348,7 @@ class Patches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.token.expand(len(x), -1, -1), self.embed(x)], 1) + self.places
-        x = self.mixture.softmax(-1) @ self.layers(x) * self.scale
+        x = self.mixture.softmax(-1) @ self.layers(x) * (self.scale * torch.ones(5, 1))
         return self.head(self.pool(self.query.expand(len(x), -1, -1), x, x)[0][:, 0])
 
 
@@ -357,13 +357,15 @@ class Numbers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight, self.bias = (nn.Parameter(torch.randn(6, 4)) for _ in range(2))
+        self.weight, self.bias, self.slope = (nn.Parameter(torch.randn(6, 4)) for _ in range(3))
         layers = nn.LayerNorm(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4)
-        self.layers, self.head = nn.Sequential(*layers), nn.Linear(4, 3)
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(8, 3)
+        self.beside = nn.Linear(24, 3)  # reads what no layer writes
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x[..., None] * self.weight + self.bias
-        return self.head((x + self.layers(x)).mean(1))
+        tokens, others = x[..., None] * self.weight + self.bias, x[..., None] * self.slope
+        stream = torch.cat([tokens + self.layers(tokens), others], -1)
+        return self.head(stream.mean(1)) + self.beside(others.flatten(1))
 
 
 class Translator(nn.Module):

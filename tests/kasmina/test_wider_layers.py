@@ -69,8 +69,9 @@ def test_groups_are_those_that_share_channels(host: str) -> None:
     make, inputs, names = HOSTS[host]
     model, x = make(), inputs()
     before = copy.deepcopy(model.state_dict())
-    groups, _ = groups_of(model, x)
+    groups, reasons = groups_of(model, x)
     assert sorted(group.name for group in groups) == sorted(names)
+    assert "" not in reasons
     assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
 
 
