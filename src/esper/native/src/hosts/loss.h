@@ -21,9 +21,9 @@ struct Score {
   }
 };
 
-// The score of a batch. `labels` are [predictions, lanes], negative in lanes without an image. Overwrites
-// the logits: with the gradient of the mean cross-entropy, if that is needed. Blocks of registers let
-// the maxima of one be computed while those of another wait for their comparisons.
+// The score of a batch. `labels` are [predictions, lanes], negative in lanes without an image.
+// Overwrites the logits: with the gradient of the mean cross-entropy, if that is needed. Several
+// registers at a time, because the comparisons of one wait for each other.
 // Twin of tolaria.backends.torch._ScoreSums.
 // Twin of tolaria.backends.torch.cross_entropy.
 template <class T>
