@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from own_modules import Gpt, ResidualNet, images, tokens
 
@@ -49,6 +50,49 @@ class Reader(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.gru(x.transpose(0, 1))[1][-1])
+
+
+class Answers(nn.Module):
+    """Packed words, read in both directions; a decoder that begins where another reader ends, and
+    attends to its states word by word (Bahdanau et al., 2015)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.join = nn.Embedding(9, 4, padding_idx=0), nn.Linear(6, 5)
+        self.both = nn.LSTM(4, 3, batch_first=True, bidirectional=True)
+        self.encoder, self.decoder = nn.GRU(5, 5, batch_first=True), nn.GRU(8, 5, batch_first=True)
+        self.key, self.query, self.score = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 1)
+        self.start, self.head = nn.Embedding(2, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths, outputs = (x > 0).sum(1).clamp(min=1), list[Tensor]()
+        packed = pack_padded_sequence(self.words(x), lengths, True, False)
+        keys, state = self.encoder(
+            torch.tanh(self.join(pad_packed_sequence(self.both(packed)[0], True)[0]))
+        )
+        for step in range(2):
+            scores = self.score(torch.tanh(self.key(keys) + self.query(state.transpose(0, 1))))
+            context = (scores.softmax(1) * keys).sum(1, keepdim=True)
+            start = self.start(torch.full_like(x[:, :1], step))
+            output, state = self.decoder(torch.cat([start, context], -1), state)
+            outputs.append(self.head(output))
+        return torch.cat(outputs, 1)
+
+
+class Cells(nn.Module):
+    """Cells that are called at each step, the second with what the first has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.LSTMCell(4, 3), nn.GRUCell(3, 5)
+        self.between, self.head = nn.Linear(3, 3), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, output = None, None
+        for step in x.unbind(1):
+            state = self.inner(step, state)
+            output = self.outer(torch.relu(self.between(state[0])), output)
+        return self.head(output)
 
 
 class Branches(nn.Module):
@@ -575,7 +619,11 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), words, ("0",)),
     "numbers": (Numbers, lambda: torch.randn(8, 6), ("layers.3", "layers.1")),
-    "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("lstm", "hidden")),
+    "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("embedding", "lstm", "hidden")),
+    "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner", "between", "outer")),
+    "answers": (
+        Answers, words, ("words", "join", "encoder + decoder", "key + query", "start"),
+    ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),

@@ -173,7 +173,17 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
 
 
 KINDS = torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad
-GO_ON = "perceptron", "tagger", "reader", "attention", "fused", "inputs first", "decoder", "groups"
+GO_ON = (
+    "perceptron",
+    "cells",
+    "tagger",
+    "reader",
+    "attention",
+    "fused",
+    "inputs first",
+    "decoder",
+    "groups",
+)
 
 
 @pytest.mark.parametrize("host", [*GO_ON, "weight norms"])
@@ -214,6 +224,10 @@ OLD_ENTRIES = {
         "join.weight": [range(4), range(6, 10)],
         "head.weight": [range(5), range(7, 11), range(13, 17)],
     },
+    "answers": {
+        "both.weight_ih_l0_reverse": [range(4)], "encoder.weight_ih_l0": [range(5)],
+        "decoder.weight_ih_l0": [range(3), range(5, 10)], "encoder.weight_hh_l0": [range(5)],
+    },
     "unet": {"join.weight": [range(6), range(8, 12)]},
     "dense": {
         "layers.1.weight": [range(4), range(6, 12)],
@@ -240,9 +254,11 @@ def test_what_was_there_goes_on_behind_a_concatenation(host: str) -> None:
     step(twin, x, other)
     for name, ranges in OLD_ENTRIES[host].items():
         wide, narrow = model.get_parameter(name), twin.get_parameter(name)
+        gates = gates_of(model.get_submodule(name.rpartition(".")[0]))
         axis = 0 if host == "unet" or name.startswith(("norm", "depthwise")) else 1
         old = wide.index_select(axis, torch.tensor([*chain(*ranges)]))
-        torch.testing.assert_close(old[: len(narrow)], narrow, rtol=1e-4, atol=1e-5)
+        old, narrow = (p.unflatten(0, (gates, -1)) for p in (old, narrow))
+        torch.testing.assert_close(old[:, : narrow.shape[1]], narrow, rtol=1e-4, atol=1e-5)
 
 
 def test_new_entries_start_with_small_squared_gradients_and_without_a_mean() -> None:
@@ -353,7 +369,7 @@ class Joined(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.head, self.function = nn.LazyLinear(2), function
+        self.gate, self.head, self.function = nn.Linear(4, 1), nn.LazyLinear(2), function
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
@@ -389,7 +405,7 @@ class Unsaved(nn.Module):
             Joined(lambda m, _, x: m.head(m.three(x).view(-1, 4))), "three",
             "is written into it: mat1 and mat2 shapes",
         ),
-        (Recurrent(), "one", "lstm mixes its channels over time"),
+        (Joined(lambda m, _, x: m.head(m.gate(x) * m.three(x))), "gate", "lays its only channel"),
         (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
         (

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import esper
 from esper.kasmina import width_prior
@@ -107,6 +108,41 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
         entries = (x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6]).tanh()
         shares.append(1.0 - left(torch.cat([old, entries], 1)) / left(old))
     assert share > max(shares)
+
+
+class OneStep(nn.Module):
+    """A recurrent layer in two directions that reads a packed sequence of one step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rnn = nn.Linear(6, 4), nn.RNN(4, 3, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = pack_padded_sequence(self.first(x).tanh()[None], torch.ones(len(x)))
+        return self.rnn(steps)[0].data
+
+
+def test_a_recurrent_layer_chooses_what_it_reads_as_a_linear_layer_does() -> None:
+    torch.manual_seed(0)
+    one, linear = OneStep(), nn.Linear(4, 6)
+    for key, both in (("weight", ("weight_ih_l0",)), ("bias", ("bias_ih_l0", "bias_hh_l0"))):
+        names = ((name, f"{name}_reverse") for name in both)
+        parts = [torch.cat([one.rnn.get_parameter(x) for x in pair]) for pair in names]
+        setattr(linear, key, nn.Parameter(torch.stack(parts).sum(0).detach()))
+    twin = nn.Sequential(one.first, nn.Tanh(), linear, nn.Tanh())
+    x, y = numbers(200, 0)
+    torch.testing.assert_close(one(x), twin(x))
+
+    def backward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+        F.cross_entropy(module(batch[0]), batch[1]).backward()
+
+    weights = []
+    for model in (one, twin):
+        with torch.no_grad():
+            (group,), _ = channel_groups(model, lambda model=model: model(x))
+        new, _ = propose(model, group, 3, [(x, y)], backward, torch.Generator().manual_seed(1))
+        weights.append(new.entries[f"{group.writers[0]}.weight"])
+    assert torch.equal(*weights)
 
 
 def test_candidates_that_are_sums_of_old_channels_explain_nothing() -> None:

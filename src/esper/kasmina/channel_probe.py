@@ -10,6 +10,8 @@ from torch import Tensor
 
 from esper.kasmina.nested import map_leaves, tensors
 
+NO_AXIS = -1
+"""Of an output in which there are no channels, such as the lengths of packed sequences."""
 MOST_GATES = 3
 """Parts of a layer's rows that may hold the same channels: queries, keys and values."""
 
@@ -38,8 +40,8 @@ def positions(
 ) -> list[Position | None]:
     """Where the channels lie in each output of a function; None where it mixes them.
 
-    Other values in one channel of the inputs must change that channel of the output alone. Where
-    they change nothing, as in zeros of the same shape, the list is empty.
+    Other values in one channel of the inputs must change that channel of the output alone. An
+    output that they do not change has no axis of them; if none changes, the list is empty.
 
     Args:
         func: the function.
@@ -62,7 +64,7 @@ def positions(
 
     reference = outputs(bases)
     fits = [list(_all_positions(y.shape, sources, channels)) for y in reference]
-    has_changed = False
+    has_changed = [False for _ in reference]
     for channel in sorted({0, channels // 2, channels - 1}):
         values = []
         for base, (x, position) in zip(bases, sources, strict=True):
@@ -72,14 +74,17 @@ def positions(
                 torch.where(entries.view(shape).to(base.device), _perturbation(base), base)
             )
         changes = [a != b for a, b in zip(outputs(values), reference, strict=True)]
-        has_changed |= any(bool(change.any()) for change in changes)
+        has_changed = [x or bool(y.any()) for x, y in zip(has_changed, changes, strict=True)]
         fits = [
             [each for each in fit if _is_alone(change, each, channel, channels)]
             for fit, change in zip(fits, changes, strict=True)
         ]
-        if has_changed and not any(fits):
+        if any(has_changed) and not any(fits):
             break
-    return [fit[0] if fit else None for fit in fits] if has_changed else []
+    if not any(has_changed):
+        return []
+    first = (fit[0] if fit else None for fit in fits)
+    return [y if x else Position(NO_AXIS) for x, y in zip(has_changed, first, strict=True)]
 
 
 def units_behind(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from esper.kasmina.channel_probe import Position, positions, units_behind
+from esper.kasmina.channel_probe import NO_AXIS, Position, positions, units_behind
 from esper.kasmina.layer_kinds import (
     PREFIX,
     SIZES,
@@ -16,12 +16,14 @@ from esper.kasmina.layer_kinds import (
     ConvTranspose,
     InputsFirst,
     Norm,
+    Recurrent,
     Table,
     channel_axis,
     has_weight_norm,
     is_of_user,
     is_per_channel,
     last_axis,
+    reading_names,
     tensors_of,
 )
 from esper.kasmina.nested import map_leaves, tensors
@@ -34,6 +36,7 @@ _LAYERS = {
 }
 _LOOKUPS = {"embedding", "embedding_bag"}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+_RECURRENT |= {f"{name}_cell" for name in _RECURRENT}
 _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__", "__rmul__"}
 _BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm", "masked_fill", "where"}
 _BROADCASTS |= {"scaled_dot_product_attention"}
@@ -94,7 +97,7 @@ class Recorder(TorchFunctionMode):
     def resolve_concatenations(self) -> None:
         """Give what a concatenation passes through and what reads it to the groups in it."""
         for each in self._all:
-            parts = [(None if g is None else self._root(g), length) for g, length in each.parts]
+            parts = self._parts(each)
             layout = tuple(
                 (g.writers[0], 0) if g and g.writers and not g.units else ("", n) for g, n in parts
             )
@@ -109,6 +112,10 @@ class Recorder(TorchFunctionMode):
                 group.readers |= each.readers
                 group.companions += each.companions
                 group.layouts |= dict.fromkeys((*each.companions, *each.readers), layout)
+
+    def _parts(self, group: TracedGroup) -> list[tuple[TracedGroup | None, int]]:
+        """Those of a concatenation, joined to others since."""
+        return [(None if g is None else self._root(g), length) for g, length in group.parts]
 
     def _root(self, group: TracedGroup) -> TracedGroup:
         """The group, or the one that it was joined to."""
@@ -135,6 +142,8 @@ class Recorder(TorchFunctionMode):
         if earlier is group:
             return group
         first, second = sorted((earlier, group), key=self._all.index)
+        if first.parts and self._parts(first) == self._parts(second):
+            return group
         if first.parts or second.parts or first.channels != second.channels:
             first.reason = second.reason = f"{name} is called with other channels, too"
             return group
@@ -174,9 +183,9 @@ class Recorder(TorchFunctionMode):
             return output
         if name == "_weight_norm":
             return self._weight_of_norm(inputs, func(*args, **kwargs))
-        if name in _RECURRENT and (cell := self._owner(nn.RNNBase, inputs)):
+        if name in _RECURRENT and (cell := self._owner(Recurrent, inputs)):
             outputs = func(*args, **kwargs)
-            self._recurrent(cell, [tags[id(x)] for x in inputs if id(x) in tags], outputs)
+            self._recurrent(*cell, inputs, tags, outputs)
             return outputs
         if len(tags) == 0:
             return self._of_parameters(name, inputs, func(*args, **kwargs))
@@ -185,7 +194,7 @@ class Recorder(TorchFunctionMode):
             self._tags[id(output)] = output, concatenation
             return output
         # Before the function, which may work in place.
-        sources = [x for x in inputs if id(x) in tags]
+        sources = self._wide(name, inputs, tags)
         locations = self._locations(func, args, kwargs, sources, tags)
         output = func(*args, **kwargs)
         outputs = list(tensors(output))
@@ -210,9 +219,19 @@ class Recorder(TorchFunctionMode):
         first = self._union(groups)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
-            if position is not None:
+            if position is not None and position.axis != NO_AXIS:
                 self._tags[id(x)] = x, Tag(first, position, first.channels)
         return output
+
+    def _wide(self, name: str, inputs: list[Tensor], tags: dict[int, Tag]) -> list[Tensor]:
+        """The inputs that have channels, but for the gates of all channels of another."""
+        sources = [x for x in inputs if id(x) in tags]
+        wide = [x for x in sources if x.shape[tags[id(x)].position.axis] > 1]
+        for x in sources if wide else ():
+            if id(x) in tags and x.shape[tags[id(x)].position.axis] == 1:
+                group = tags.pop(id(x)).group
+                group.reason = group.reason or f"{name} lays its only channel along others"
+        return wide or sources
 
     def _may_mix(self, group: TracedGroup) -> bool:
         """Whether a function may mix the channels of a group; it is noted that one does."""
@@ -274,20 +293,23 @@ class Recorder(TorchFunctionMode):
                 self._grouped(name, layer, tag, axis, output)
             return
         if tag is not None:
-            if (tag.position.axis, tag.position.gates) == (axis, 1):
-                source = self._end(name, False, tag.group)
-                table = self._tables.get(id(layer._parameters.get("weight")), {})
-                source.silent += source.companions[-1:] if table else []
-                for each in table:
-                    source = self._end(each, True, source)
-                block = tag.position.block
-                if not is_table and source.readers.setdefault(name, block) != block:
-                    source.reason = f"{name} is called with other channels, too"
-            else:
-                tag.group.reason = f"{name} does not read it on its axis of channels"
-                tag.group.is_mixed = True
+            self._read(name, tag, axis, self._tables.get(id(layer._parameters.get("weight")), {}))
         if not is_table:
             self._write(name, layer, output, axis)
+
+    def _read(self, name: str, tag: Tag, axis: int, tables: Collection[str] = ()) -> None:
+        """A layer that reads channels; tables of the same weight write them."""
+        if (tag.position.axis, tag.position.gates) != (axis, 1):
+            tag.group.reason = f"{name} does not read it on its axis of channels"
+            tag.group.is_mixed = True
+            return
+        source = self._end(name, False, tag.group)
+        source.silent += source.companions[-1:] if tables else []
+        for each in tables:
+            source = self._end(each, True, source)
+        block = tag.position.block
+        if name not in tables and source.readers.setdefault(name, block) != block:
+            source.reason = f"{name} is called with other channels, too"
 
     def _write(self, name: str, layer: nn.Module, output: Tensor, axis: int) -> None:
         """A layer that writes channels."""
@@ -321,7 +343,7 @@ class Recorder(TorchFunctionMode):
             self._all.append(self._ends[name, True])
         return self._root(self._ends[name, True])
 
-    def _owner(self, kind: type[nn.Module], inputs: list[Tensor]) -> tuple[str, Any] | None:
+    def _owner(self, kind: Any, inputs: list[Tensor]) -> tuple[str, Any] | None:
         """The layer of this kind whose parameters are among the inputs of a function."""
         owners = (self._owners[id(x)] for x in inputs if id(x) in self._owners)
         return next(((name, layer) for name, layer, _ in owners if isinstance(layer, kind)), None)
@@ -355,17 +377,23 @@ class Recorder(TorchFunctionMode):
                 group.is_mixed = True
 
     def _recurrent(
-        self, owner: tuple[str, nn.RNNBase], tags: list[Tag], outputs: tuple[Tensor, ...]
+        self, name: str, layer: Any, inputs: Sequence[Tensor], tags: Mapping[int, Tag], outputs: Any
     ) -> None:
-        """A recurrent layer: mixes the channels that it reads, and writes its hidden units."""
-        name, layer = owner
-        for tag in tags:
-            tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
-        group = self._of_writer(name, layer.hidden_size)
+        """A recurrent layer: reads its input, and begins with hidden units as those it writes."""
+        group, states = self._of_writer(name, layer.hidden_size), list[TracedGroup]()
+        for x in (x for x in inputs if id(x) in tags):
+            tag = tags[id(x)]
+            if x is inputs[0] and reading_names(layer)[0] in layer._parameters:
+                self._read(name, tag, x.ndim - 1)
+            elif x is not inputs[0] and tag.is_plain and tag.position.axis == x.ndim - 1:
+                states.append(tag.group)
+            else:
+                tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
+        group = self._union([group, *states])
         group.is_rigid = True
-        if layer.bidirectional or layer.proj_size:
+        if getattr(layer, "bidirectional", False) or getattr(layer, "proj_size", 0):
             group.reason = "it has two directions, or projects its hidden units"
-        for x in outputs:
+        for x in tensors(outputs):
             self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1), group.channels)
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:

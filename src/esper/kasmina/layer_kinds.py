@@ -20,6 +20,7 @@ ConvTranspose = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | ConvTranspose
 Linear = nn.Linear | InputsFirst
 Table = nn.Embedding | nn.EmbeddingBag
+Recurrent = nn.RNNBase | nn.RNNCellBase
 Norm = nn.modules.batchnorm._NormBase | nn.GroupNorm
 """Batch, instance and group norms."""
 
@@ -30,7 +31,7 @@ SIZES: dict[type, tuple[str, ...]] = {
     nn.modules.batchnorm._NormBase: ("num_features", "num_features"),
     nn.GroupNorm: ("num_channels", "num_channels"),
     nn.PReLU: ("num_parameters", "num_parameters"),
-    nn.RNNBase: ("hidden_size", "hidden_size"),
+    **dict.fromkeys(get_args(Recurrent), ("hidden_size", "input_size")),
     **dict.fromkeys(get_args(Table), ("embedding_dim", "num_embeddings")),
     nn.MultiheadAttention: ("embed_dim", "kdim", "vdim"),
 }
@@ -113,9 +114,17 @@ def weight_name(module: nn.Module) -> str:
 
     Entries of 0 in these leave the others as long as they are.
     """
+    if isinstance(module, Recurrent):
+        return "weight_ih_l0" if isinstance(module, nn.RNNBase) else "weight_ih"
     if isinstance(module, nn.MultiheadAttention):
         return "in_proj_weight"
     return next((x for x in WEIGHT_NORMS if x in dict(module.named_parameters())), "weight")
+
+
+def reading_names(module: nn.Module) -> tuple[str, ...]:
+    """The parameters by which a layer reads channels: of one in two directions both."""
+    name, is_recurrent = weight_name(module), isinstance(module, nn.RNNBase)
+    return (name, f"{name}_reverse")[: 2 if is_recurrent and module.bidirectional else 1]
 
 
 def has_weight_norm(module: nn.Module) -> bool:
@@ -124,18 +133,20 @@ def has_weight_norm(module: nn.Module) -> bool:
     return lengths is not None and len(rows_first(module, lengths)) == lengths.numel()
 
 
-def free_weight(module: Any) -> Tensor:
-    """The weight of a layer in a copied model, which is no longer normed.
+def free_weights(module: Any) -> list[Tensor]:
+    """The weights by which a layer in a copied model reads channels; now they get gradients.
 
     A parametrization stays: the class that torch gives a layer for it is that of the original, too.
     """
     name = weight_name(module)
+    if isinstance(module, Recurrent):
+        return [module.get_parameter(x).requires_grad_() for x in reading_names(module)]
     if name == "weight_v":
         remove_weight_norm(module)
     elif name != "weight":
         weight = nn.Parameter(module.weight.detach())
         module.parametrizations.weight[0].forward = lambda *_: weight
-    return module.weight
+    return [module.weight.requires_grad_()]
 
 
 def rows_first(module: nn.Module, x: Tensor, like: Tensor | None = None) -> Tensor:
@@ -158,21 +169,22 @@ def row_count(module: nn.Module, tensors: Sequence[Tensor]) -> int:
 
 def channel_axis(layer: nn.Module, x: Tensor) -> int:
     """The axis of channels of what a linear layer or a convolution reads or writes."""
-    if isinstance(layer, Linear):
+    if isinstance(layer, Linear | Recurrent):
         return x.ndim - 1
     return x.ndim - layer.get_parameter(weight_name(layer)).ndim + 1
 
 
 def gates_of(module: nn.Module) -> int:
     """How many rows of each parameter of a layer belong to one channel."""
-    gates = (nn.LSTM, 4), (nn.GRU, 3), (nn.MultiheadAttention, 3)
+    threes = nn.GRU | nn.GRUCell | nn.MultiheadAttention
+    gates = (nn.LSTM | nn.LSTMCell, 4), (threes, 3)
     return next((count for kind, count in gates if isinstance(module, kind)), 1)
 
 
 def reads_itself(module: nn.Module, name: str) -> bool:
     """Whether a parameter of a layer has the layer's own hidden units as columns."""
-    is_matrix = isinstance(module, nn.RNNBase) and name.startswith("weight_")
-    return is_matrix and name != "weight_ih_l0"
+    is_matrix = isinstance(module, Recurrent) and name.startswith("weight_")
+    return is_matrix and name not in reading_names(module)
 
 
 def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:

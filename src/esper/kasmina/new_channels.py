@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina.layer_kinds import (
     WEIGHT_NORMS,
     Norm,
+    Recurrent,
     Table,
     gates_of,
     layer_and_key,
@@ -88,13 +89,14 @@ def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Ten
     for name in (*group.writers, *group.companions):
         module, tensors = layer_at(model, name)
         gates = group.units.get(name, (1, 1))[0] * gates_of(module)
-        end = end_of(model, group, name) if name in group.layouts else None
+        is_part = name in group.layouts and name not in group.writers
+        end = end_of(model, group, name) if is_part else None
         for full, _, x in tensors:
             rows = rows_first(module, x.detach())
             rows = rows if end is None else rows[end - channels : end]
             units = rows.unflatten(0, (gates, channels, -1)).transpose(0, 1)
             if name not in group.units and units.shape[2] == 1:
-                units = units.flatten(1, 2) if isinstance(module, nn.RNNBase) else units[:, 0, 0]
+                units = units.flatten(1, 2) if isinstance(module, Recurrent) else units[:, 0, 0]
             yield full, units
 
 
@@ -149,7 +151,7 @@ def random_channels(
             entries[full] = zeros + (1.0 if key in ("weight", "running_var") else 0.0)
             continue
         size = old.square().mean().sqrt()
-        if isinstance(layer, nn.RNNBase):
+        if isinstance(layer, Recurrent):
             size = size.new_full((), (3.0 * channels) ** -0.5)
         if key in WEIGHT_NORMS.values() or isinstance(layer, nn.PReLU):
             entries[full] = zeros + size
@@ -205,17 +207,18 @@ def balanced_channels(
     columns = {}
     for name, block in group.readers.items():
         module = model.get_submodule(name)
-        if weight_name(module) != "weight":
+        if (key := weight_name(module)) != "weight" and not isinstance(module, Recurrent):
             continue  # of a weight norm they change the others; attention gets new heads
-        weight = rows_first(module, module.get_parameter("weight")).detach()
+        weight = rows_first(module, module.get_parameter(key)).detach()
         parts = count // group.channels
         shape = len(weight), parts, group.channels, block, *weight.shape[2:]
         draws = torch.randn(shape, generator=generator).to(weight)
         draws -= draws.mean(1, keepdim=True)
         draws = (DIFFERENCE * weight.square().mean().sqrt() * draws).flatten(1, 2).cpu()
         # Copies of its rows read as they do.
-        times = 1 + parts if name in group.writers else 1
-        columns[name] = draws.repeat(times, *[1] * (draws.ndim - 1))
+        times, gates = 1 + parts if name in group.writers else 1, gates_of(module)
+        rows = draws.unflatten(0, (gates, -1)).repeat(1, times, *[1] * (draws.ndim - 1))
+        columns[name] = rows.flatten(0, 1)
     heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
     return replace(channel_copies(model, group, count), columns=columns, heads=heads)
 

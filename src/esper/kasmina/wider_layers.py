@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina.attention_heads import head_attributes, head_counts
 from esper.kasmina.layer_kinds import (
+    Recurrent,
     Table,
     gates_of,
     group_counts,
@@ -20,6 +21,7 @@ from esper.kasmina.layer_kinds import (
     last_axis,
     layer_and_key,
     layer_at,
+    reading_names,
     reads_itself,
     rows_first,
     set_size,
@@ -134,17 +136,18 @@ def _lengthen(
             _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
-        key = weight_name(module)
-        weight: Tensor = module.get_parameter(key)
         for attribute in size_names(module)[1:]:
             _add(change, module, attribute, block * new.count)
-        if _put_shared(change, module, key, weight):
-            continue
-        weight = rows_first(module, weight)
-        end, entry = block * ends[name], new.weights(name, weight, block * new.count)
-        value = rows_first(module, _insert(weight, entry, end, axis=1))
-        _replace(change, module, key, value)
-        change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
+        for key in reading_names(module):
+            weight: Tensor = module.get_parameter(key)
+            if _put_shared(change, module, key, weight):
+                continue
+            weight = rows_first(module, weight)
+            end, entry = block * ends[name], new.weights(name, weight, block * new.count)
+            value = rows_first(module, _insert(weight, entry, end, axis=1))
+            _replace(change, module, key, value)
+            change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
+        _join_weights(module)
 
 
 def _put_shared(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:
@@ -213,10 +216,10 @@ def resize(
             is_parameter = isinstance(x, nn.Parameter)
             new = nn.Parameter(value, x.requires_grad) if is_parameter else value
             _put(module, key, later.setdefault(id(x), new))
-            if key == "weight_hh_l0":
-                module.hidden_size = like.shape[1]
             if key in (weight_name(module), "running_mean") or "normalized_shape" in attributes:
                 sizes = list(rows_first(module, like).shape)
+                if isinstance(module, Recurrent):
+                    sizes[0] //= gates_of(module)
                 if counts := group_counts(module):
                     attributes += counts
                     sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
@@ -281,7 +284,7 @@ def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int, gat
     Where there are gates, they are behind those of each. The old hidden units of a recurrent layer
     get weights of 0 for the new ones.
     """
-    if not isinstance(module, nn.RNNBase):
+    if not isinstance(module, Recurrent):
         if entry.ndim == x.ndim:
             return _insert(x, entry, end)
         old, new = x.unflatten(0, (gates, -1)), entry.transpose(0, 1).flatten(1, 2)
@@ -289,22 +292,19 @@ def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int, gat
     count = len(entry)
     columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
     longer = x.new_zeros((len(x) + gates * count, *columns))
-    _write_gates(longer, x, gates)
-    rows = (slice(None), slice(len(x) // gates, None), *map(slice, entry.shape[2:]))
-    longer.unflatten(0, (gates, -1))[rows] = entry.transpose(0, 1)
+    old, by_gate = x.unflatten(0, (gates, -1)), longer.unflatten(0, (gates, -1))
+    by_gate[tuple(map(slice, old.shape))] = old
+    rows = (slice(None), slice(old.shape[1], None), *map(slice, entry.shape[2:]))
+    by_gate[rows] = entry.transpose(0, 1)
     return longer
 
 
-def _write_gates(longer: Tensor, x: Tensor, gates: int) -> None:
-    """Write the entries of ``x`` where they lie in a longer tensor: first in each gate."""
-    rows = x.unflatten(0, (gates if len(x) > 1 else 1, -1))
-    longer.unflatten(0, (len(rows), -1))[tuple(map(slice, rows.shape))] = rows
-
-
-def _positions(old: int, new: int, end: int) -> Tensor:
-    """Where the entries of an axis lie in a longer one, see ``Widening.ends``."""
-    positions = torch.arange(old)
-    return positions + (positions >= end) * (new - old)
+def _positions(old: int, new: int, end: int, gates: int = 1) -> Tensor:
+    """Where the entries of an axis lie in a longer one: first in each gate, or up to ``end``."""
+    positions, more = torch.arange(old), new - old
+    if gates > 1 and old > 1:
+        return positions + positions * gates // old * (more // gates)
+    return positions + (positions >= end) * more
 
 
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
@@ -368,11 +368,8 @@ def _padded_state(
             start = after.detach().to(value)
         padded = start.expand(sizes).clone()
         longer, value = turn(padded), turn(value)
-        if gates > 1:
-            _write_gates(longer, value, gates)
-        else:
-            rows, *columns = map(_positions, value.shape, longer.shape, ends)
-            longer[(rows[:, None], *columns) if columns else rows] = value
+        rows, *columns = map(_positions, value.shape, longer.shape, ends, (gates, 1))
+        longer[(rows[:, None], *columns) if columns else rows] = value
         result[key] = padded
     return result
 

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import layer_at, reads_itself, row_count, size_names, weight_name
+from esper.kasmina.layer_kinds import layer_at, reading_names, reads_itself, row_count, size_names
 from esper.kasmina.new_channels import channel_count
 from esper.kasmina.wider_layers import parameter_count
 
@@ -88,7 +88,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
             factor = rows.get(name, 1.0)
             if reads_itself(layer, key):
                 factor *= factor
-            elif key == weight_name(layer):
+            elif key in reading_names(layer):
                 factor *= columns.get(name, 1.0)
             more[parameter] = round(parameter.numel() * (factor - 1.0))
     return parameter_count(model) + sum(more.values())

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blending import Blend, moves_to
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
 from esper.kasmina.new_channels import NewChannels, channel_copies, random_in_place_of
@@ -42,6 +41,7 @@ from esper.own_models.samples import (
 from esper.own_models.training_loop import Training
 
 if TYPE_CHECKING:
+    from esper.kasmina.blending import Blend
     from esper.kasmina.deeper_stacks import Deepening, Repeat
 
 MOST_BLOCKS = 6
@@ -162,7 +162,7 @@ class LayerGrowth:
 
     def _widen(
         self, counts: dict[ChannelGroup, int], batches: Batches, training: Training
-    ) -> list[Widening | Blend]:
+    ) -> list["Widening | Blend"]:
         """Widen group by group, as later ones read the new channels; drop what is refused.
 
         Copies become random channels while training goes on, see ``blend``.
@@ -175,7 +175,7 @@ class LayerGrowth:
             if loss.requires_grad:  # it does not where stochastic depth skips the layer
                 loss.backward()
 
-        changes = list[Widening | Blend]()
+        changes: list[Widening | Blend] = []
         goal = copy.deepcopy(self.model) if any(each.is_balanced for each in counts) else None
         # One of its own, so that several processes draw alike what copies become.
         seed = self.seed * 1009 + self.number - 1
@@ -199,13 +199,15 @@ class LayerGrowth:
                 like = random_in_place_of(goal, group, new, draws) if group.is_balanced else new
                 widen(goal, group, like)
             kind = ", at first copies of these" if group.is_balanced else ""
-            if share > 1e-4 or not kind:  # layers know copies of what they read as it is
+            if share > (1e-4 if kind else 0.0):  # layers know copies of what they read as it is
                 decimals = 0 if share >= 0.01 else 2
                 text = f"{100 * share:.{decimals}f} % of the gradient that the others leave"
                 kind += f", which explain {text}"
             self.lines.append(f"{group.title}: {group.change(new.count)}{kind}")
         if goal is not None and changes:
-            self.blend = Blend(self.model, moves_to(self.model, goal))
+            from esper.kasmina import blending  # most have no norm of all channels
+
+            self.blend = blending.Blend(self.model, blending.moves_to(self.model, goal))
             changes.append(self.blend)
         return changes
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import channel_axis, free_weight, rows_first
+from esper.kasmina.layer_kinds import Recurrent, channel_axis, free_weights, rows_first
 from esper.kasmina.new_channels import (
     NewChannels,
     balanced_channels,
@@ -37,8 +37,8 @@ BATCHES = 4
 ROWS = 8192
 """Positions of the activation by which the correlations of channels are measured."""
 
-Record = tuple[list[Tensor], list[Tensor]]
-"""What a layer reads, and the gradients of what it writes, minibatch by minibatch."""
+Record = tuple[list[Tensor], list[Tensor], list[Tensor]]
+"""What a layer reads, and the gradients of what it writes, minibatch by minibatch; its weights."""
 Backward = Callable[[nn.Module, Any], None]
 """Computes the gradients of the loss of a batch, added to those that are there."""
 
@@ -63,7 +63,7 @@ def propose(
 
     Returns:
         the channels, and how much of the squared gradient behind the group they explain that those
-        before them do not, in [0, 1], to first order.
+        before them do not, in [0, 1], to first order; 0 where it is not known.
     """
     trial = copy.deepcopy(model)
     if group.is_balanced:
@@ -78,9 +78,8 @@ def propose(
         layer = trial.get_submodule(name)
         if isinstance(layer, nn.MultiheadAttention):
             continue  # no hook sees what its products with the weights are
-        records[name] = [], []
-        free_weight(layer).requires_grad_(True)
-        handles.append(layer.register_forward_hook(_keep(*records[name])))
+        records[name] = [], [], free_weights(layer)
+        handles.append(layer.register_forward_hook(_keep(*records[name][:2])))
     with random_state_kept(), torch.enable_grad():
         for batch in batches:
             backward(trial, batch)
@@ -109,8 +108,9 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
 
 def _keep(activations: list[Tensor], gradients: list[Tensor]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        activations.append(inputs[0].detach())
-        output.register_hook(lambda gradient: gradients.append(gradient.detach()))
+        activations.append(inputs[0].data)  # of a packed sequence, too
+        if not isinstance(module, Recurrent):
+            output.register_hook(lambda gradient: gradients.append(gradient.detach()))
 
     return hook
 
@@ -120,8 +120,9 @@ def _pursuit(
 ) -> tuple[Tensor, float]:
     """The indices of candidates, and the share of the squared gradient that they explain."""
     # A layer that stochastic depth skips has no gradient, and any channels are as good.
-    readers = [_Reader(model, name, group, count, x) for name, x in records.items() if x[1]]
-    if not readers:
+    active = {name: x for name, x in records.items() if x[2][0].grad is not None}
+    readers = [_Reader(model, name, group, count, x) for name, x in active.items()]
+    if not active:
         return torch.arange(count), 0.0
     total, indices = sum(reader.remainder for reader in readers), list[int]()
     for _ in range(count):
@@ -131,7 +132,9 @@ def _pursuit(
         for reader in readers:
             reader.explain(indices[-1])
     remainder = sum(reader.remainder for reader in readers)
-    share = 1.0 - remainder / total if total > 0.0 else 0.0
+    # No hook sees the gradient at what a recurrent layer computes of its inputs.
+    is_known = total > 0.0 and all(x[1] for x in active.values())
+    share = 1.0 - remainder / total if is_known else 0.0
     return torch.tensor(indices), min(max(share, 0.0), 1.0)
 
 
@@ -145,15 +148,13 @@ class _Reader:
     def __init__(
         self, model: nn.Module, name: str, group: ChannelGroup, count: int, record: Record
     ):
-        layer: Any = model.get_submodule(name)
-        weight, block = layer.weight, group.readers[name]
-        inputs = torch.cat([_rows(layer, x) for x in record[0]]).double()
-        assert weight.grad is not None
+        layer, block = model.get_submodule(name), group.readers[name]
         # Of a concatenation, what is of the group.
         end = end_of(model, group, name)
         columns = slice((end - channel_count(model, group)) * block, end * block)
-        gradient = rows_first(layer, weight.grad).double()[:, columns]
-        inputs = inputs[:, columns]
+        gradients = [rows_first(layer, each.grad) for each in record[2] if each.grad is not None]
+        gradient = torch.cat(gradients).double()[:, columns]
+        inputs = torch.cat([_rows(layer, x) for x in record[0]]).double()[:, columns]
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in record[1])
         samples = max(len(inputs), 1)
         entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import nn
 
-from esper.kasmina.blending import Blend
 from esper.kasmina.wider_layers import parameter_count, resize
 from esper.kasmina.width_prior import expected_gain
 from esper.own_models.attachment import copied_state
@@ -63,7 +62,8 @@ class WidthSearch(LayerGrowth):
     ) -> None:
         """The inverse of ``state_dict``; gives the module the sizes that ``state`` has."""
         self.number, self.copies = content["number"], content["copies"]
-        from esper.kasmina.deeper_stacks import deepen  # only who resumes needs it
+        from esper.kasmina.blending import Blend  # only who resumes needs these
+        from esper.kasmina.deeper_stacks import deepen
 
         for container, index in self.copies:
             deepen(self.model, container, index, (), training.optimizer)
@@ -140,7 +140,7 @@ class WidthSearch(LayerGrowth):
 class _Snapshot:
     """Weights, states of the optimizer and its kin, and random numbers, to which one can return."""
 
-    def __init__(self, training: Training, loaders: tuple[object, ...], blend: Blend | None = None):
+    def __init__(self, training: Training, loaders: tuple[object, ...], blend: Any = None):
         self.training, self.loaders, self.blend = training, loaders, blend
         self.moves = blend.state_dict(training.model) if blend else {}
         self.model = copied_state(training.model)
