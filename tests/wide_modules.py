@@ -80,19 +80,33 @@ class Answers(nn.Module):
 
 
 class Cells(nn.Module):
-    """Cells that are called at each step, the second with what the first has written."""
+    """Cells that are called at each step; the second begins with what the first has written."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer = nn.LSTMCell(4, 3), nn.GRUCell(3, 5)
-        self.between, self.head = nn.Linear(3, 3), nn.Linear(5, 3)
+        self.inner, self.outer = nn.LSTMCell(4, 3), nn.GRUCell(5, 3)
+        self.between, self.head = nn.Linear(3, 5), nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         state, output = None, None
         for step in x.unbind(1):
             state = self.inner(step, state)
+            output = state[0] if output is None else output
             output = self.outer(torch.relu(self.between(state[0])), output)
         return self.head(output)
+
+
+class BothWays(nn.Module):
+    """Two layers of both directions, the states at the end and the maxima side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, (states, _) = self.lstm(x)
+        return self.head(torch.cat([states[-2], states[-1], outputs.amax(1)], 1))
 
 
 class Branches(nn.Module):
@@ -620,9 +634,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), words, ("0",)),
     "numbers": (Numbers, lambda: torch.randn(8, 6), ("layers.3", "layers.1")),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("embedding", "lstm", "hidden")),
-    "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner", "between", "outer")),
+    "both ways": (BothWays, lambda: torch.randn(8, 6, 4), ("lstm",)),
+    "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner + outer", "between")),
     "answers": (
-        Answers, words, ("words", "join", "encoder + decoder", "key + query", "start"),
+        Answers, words, ("words", "both", "join", "encoder + decoder", "key + query", "start"),
     ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),

@@ -228,6 +228,10 @@ OLD_ENTRIES = {
         "both.weight_ih_l0_reverse": [range(4)], "encoder.weight_ih_l0": [range(5)],
         "decoder.weight_ih_l0": [range(3), range(5, 10)], "encoder.weight_hh_l0": [range(5)],
     },
+    "both ways": {
+        "lstm.weight_ih_l1": [range(3), range(5, 8)], "lstm.weight_hh_l1_reverse": [range(3)],
+        "head.weight": [range(start, start + 3) for start in (0, 5, 10, 15)],
+    },
     "unet": {"join.weight": [range(6), range(8, 12)]},
     "dense": {
         "layers.1.weight": [range(4), range(6, 12)],
@@ -369,7 +373,8 @@ class Joined(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.gate, self.head, self.function = nn.Linear(4, 1), nn.LazyLinear(2), function
+        self.gate, self.norm, self.lstm = nn.Linear(4, 1), nn.BatchNorm1d(8), nn.LSTM(8, 3)
+        self.head, self.function = nn.LazyLinear(2), function
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, torch.cat([self.one(x), self.two(x)], -1), x)
@@ -406,11 +411,11 @@ class Unsaved(nn.Module):
             "is written into it: mat1 and mat2 shapes",
         ),
         (Joined(lambda m, _, x: m.head(m.gate(x) * m.three(x))), "gate", "lays its only channel"),
-        (Recurrent(bidirectional=True), "lstm", "two directions"),
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
+        (Joined(lambda m, _, x: m.head(m.lstm(m.three(x).T)[0])), "three", "its axis of channels"),
         (
-            Joined(lambda m, _, x: m.head(torch.cat([(y := m.three(x)).relu(), y], 1))), "three",
-            "it is concatenated with itself",
+            Joined(lambda m, _, x: m.head(m.norm(torch.cat([y := m.three(x), -y], 1)))), "three",
+            "it is concatenated with itself, and scaled",
         ),
         (TIED, "0", "shares its parameters"),
         (Joined(lambda m, _, x: m.head(m.three(m.three(x)))), "three", "takes no more channels"),

@@ -73,9 +73,22 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=0.01)
 
 
-def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others() -> None:
+class Again(nn.Module):
+    """Each of its channels, beside or without its square."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.square()][: self.times], 1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others(times: int) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    first = nn.Sequential(nn.Tanh(), Again(times))
+    model = nn.Sequential(nn.Linear(6, 4), first, nn.Linear(4 * times, 3))
     x, y = numbers(200, 0)
     with torch.no_grad():
         (group,), _ = channel_groups(model, lambda: model(x))
@@ -91,7 +104,7 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
     # By least squares: the gradient at the outputs, on the old activations and on all of them.
     with torch.no_grad():
         old = model[1](model[0](x))
-        new = (x @ channels.entries["0.weight"].T + channels.entries["0.bias"]).tanh()
+        new = first(x @ channels.entries["0.weight"].T + channels.entries["0.bias"])
         gradient = (model(x).softmax(1) - F.one_hot(y, 3)).double().numpy()
 
     def left(activations: Tensor) -> float:
@@ -105,7 +118,7 @@ def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others()
     shares = []
     for seed in range(20):
         draws = torch.randn(3, 7, generator=torch.Generator().manual_seed(seed))
-        entries = (x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6]).tanh()
+        entries = first(x @ draws[:, :6].T * 0.4 + 0.4 * draws[:, 6])
         shares.append(1.0 - left(torch.cat([old, entries], 1)) / left(old))
     assert share > max(shares)
 
@@ -136,13 +149,15 @@ def test_a_recurrent_layer_chooses_what_it_reads_as_a_linear_layer_does() -> Non
     def backward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
         F.cross_entropy(module(batch[0]), batch[1]).backward()
 
-    weights = []
+    weights, shares = [], []
     for model in (one, twin):
         with torch.no_grad():
             (group,), _ = channel_groups(model, lambda model=model: model(x))
-        new, _ = propose(model, group, 3, [(x, y)], backward, torch.Generator().manual_seed(1))
+        new, share = propose(model, group, 3, [(x, y)], backward, torch.Generator().manual_seed(1))
+        shares.append(share)
         weights.append(new.entries[f"{group.writers[0]}.weight"])
     assert torch.equal(*weights)
+    assert shares[0] == 0.0 < shares[1]  # what it computes of them is not known
 
 
 def test_candidates_that_are_sums_of_old_channels_explain_nothing() -> None:

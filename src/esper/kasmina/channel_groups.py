@@ -98,8 +98,7 @@ class ChannelGroup:
 
     def rows(self, layer: str, size: int, channels: int) -> int:
         """How many of ``size`` entries of a writer or companion belong to one of the channels."""
-        is_part = layer in self.layouts and layer not in self.writers
-        return 1 if is_part else size // channels
+        return 1 if layer in self.layouts else size // channels
 
 
 MOST_PASSES, MOST_BALANCED = 12, 512

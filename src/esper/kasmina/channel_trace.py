@@ -106,8 +106,8 @@ class Recorder(TorchFunctionMode):
                 group.reason = group.reason or each.reason
                 if group.units:
                     group.reason = group.reason or "units of several rows are concatenated"
-                if groups.count(group) > 1:
-                    group.reason = group.reason or "it is concatenated with itself"
+                if groups.count(group) > 1 and each.companions:
+                    group.reason = group.reason or "it is concatenated with itself, and scaled"
                 group.is_output |= each.is_output
                 group.readers |= each.readers
                 group.companions += each.companions
@@ -281,9 +281,14 @@ class Recorder(TorchFunctionMode):
                 return None
             group = None if tag is None else tag.group
             parts += group.parts if group and group.parts else [(group, x.shape[joint])]
+        group = self._compound(parts)
+        return Tag(group, Position(joint), group.channels)
+
+    def _compound(self, parts: list[tuple[TracedGroup | None, int]]) -> TracedGroup:
+        """A group of channels that are those of several."""
         group = TracedGroup(sum(length for _, length in parts), [], parts=parts)
         self._all.append(group)
-        return Tag(group, Position(joint), group.channels)
+        return group
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
@@ -391,10 +396,13 @@ class Recorder(TorchFunctionMode):
                 tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
         group = self._union([group, *states])
         group.is_rigid = True
-        if getattr(layer, "bidirectional", False) or getattr(layer, "proj_size", 0):
-            group.reason = "it has two directions, or projects its hidden units"
+        sides = len(reading_names(layer))
+        if getattr(layer, "proj_size", 0):
+            group.reason = "it projects its hidden units"
         for x in tensors(outputs):
-            self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1), group.channels)
+            is_both = sides * group.channels == x.shape[-1] > group.channels
+            joint = self._compound([(group, group.channels)] * sides) if is_both else group
+            self._tags[id(x)] = x, Tag(joint, Position(x.ndim - 1), joint.channels)
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""

@@ -187,6 +187,12 @@ def reads_itself(module: nn.Module, name: str) -> bool:
     return is_matrix and name not in reading_names(module)
 
 
+def sides_of(module: nn.Module, name: str) -> int:
+    """How many times a parameter of a layer has the hidden units as columns, by direction."""
+    is_deep = name.startswith("weight_ih_") and reads_itself(module, name)
+    return 2 if is_deep and module.bidirectional else 1
+
+
 def tensors_of(module: nn.Module) -> Iterable[tuple[str, Tensor]]:
     """Parameters and buffers of a layer that have an axis, those of a weight norm included."""
     of_norm = {name: x for name, x in module.named_parameters() if name.startswith(PREFIX)}

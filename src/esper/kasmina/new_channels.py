@@ -18,6 +18,7 @@ from esper.kasmina.layer_kinds import (
     layer_at,
     reads_itself,
     rows_first,
+    sides_of,
     size_names,
     tensors_of,
     weight_name,
@@ -62,17 +63,18 @@ class NewChannels:
         return NewChannels(entries, len(index))
 
 
-def end_of(model: nn.Module, group: "ChannelGroup", name: str) -> int:
+def ends_of(model: nn.Module, group: "ChannelGroup", name: str) -> list[int]:
     """How many channels of a companion or reader there are up to the last one of the group.
 
-    They are counted in the model, whose groups may have become wider since they were found.
+    A reader may have them in several places. They are counted in the model, whose groups may have
+    become wider since they were traced.
     """
-    end = 0
+    ends, end = list[int](), 0
     for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
         end += channel_count(model, group, writer) if writer else length
         if writer in group.writers:
-            break
-    return end
+            ends.append(end)
+    return ends
 
 
 def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> int:
@@ -90,7 +92,7 @@ def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Ten
         module, tensors = layer_at(model, name)
         gates = group.units.get(name, (1, 1))[0] * gates_of(module)
         is_part = name in group.layouts and name not in group.writers
-        end = end_of(model, group, name) if is_part else None
+        end = ends_of(model, group, name)[0] if is_part else None
         for full, _, x in tensors:
             rows = rows_first(module, x.detach())
             rows = rows if end is None else rows[end - channels : end]
@@ -177,9 +179,10 @@ def joined(
     for full, rows in new.entries.items():
         name, key = layer_and_key(full)
         if reads_itself(model.get_submodule(name), key):
-            draws = torch.randn(*rows.shape[:2], new.count, generator=generator).to(rows)
+            old = rows.unflatten(2, (sides_of(model.get_submodule(name), key), -1))
+            draws = torch.randn(*old.shape[:3], new.count, generator=generator).to(rows)
             size = (3.0 * (group.channels + new.count)) ** -0.5
-            entries[full] = torch.cat([rows, size * draws], 2)
+            entries[full] = torch.cat([old, size * draws], 3).flatten(2)
     return NewChannels(entries, new.count)
 
 
@@ -216,9 +219,8 @@ def balanced_channels(
         draws -= draws.mean(1, keepdim=True)
         draws = (DIFFERENCE * weight.square().mean().sqrt() * draws).flatten(1, 2).cpu()
         # Copies of its rows read as they do.
-        times, gates = 1 + parts if name in group.writers else 1, gates_of(module)
-        rows = draws.unflatten(0, (gates, -1)).repeat(1, times, *[1] * (draws.ndim - 1))
-        columns[name] = rows.flatten(0, 1)
+        times = 1 + parts if name in group.writers else 1
+        columns[name] = draws.repeat(times, *[1] * (draws.ndim - 1))
     heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
     return replace(channel_copies(model, group, count), columns=columns, heads=heads)
 

@@ -1,6 +1,6 @@
 """Widening of a group of channels, in place: the layers stay what they are, with larger sizes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -25,13 +25,14 @@ from esper.kasmina.layer_kinds import (
     reads_itself,
     rows_first,
     set_size,
+    sides_of,
     size_names,
     size_of,
     tensors_of,
     weight_name,
 )
 from esper.kasmina.nested import leaves
-from esper.kasmina.new_channels import NewChannels, channel_count, end_of
+from esper.kasmina.new_channels import NewChannels, channel_count, ends_of
 
 if TYPE_CHECKING:
     from esper.kasmina.channel_groups import ChannelGroup
@@ -53,7 +54,7 @@ class Widening:
     sizes: list[tuple[nn.Module, str, int]] = field(default_factory=list)
     optimizers: tuple[Optimizer, ...] = ()
     states: dict[Tensor, tuple[Optimizer, Any]] = field(default_factory=dict)
-    ends: dict[tuple[nn.Module, str], tuple[int, ...]] = field(default_factory=dict)
+    ends: dict[tuple[nn.Module, str], Sequence[list[int]]] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Put back the parameters, their sizes and their state in the optimizer."""
@@ -112,7 +113,7 @@ def _lengthen(
     gates: dict[nn.Module, int],
 ) -> None:  # fmt: skip
     """Exchange the parameters of a group, and note in which of the layers rows are in gates."""
-    ends = {name: end_of(model, group, name) for name in (*group.companions, *group.readers)}
+    ends = {name: ends_of(model, group, name) for name in (*group.companions, *group.readers)}
     channels = channel_count(model, group)
     ratio = 1 + Fraction(new.count, channels)
     ratios = dict.fromkeys(group.writers, ratio), dict.fromkeys(group.readers, ratio)
@@ -124,11 +125,13 @@ def _lengthen(
             entry = new.entries.get(full)
             if entry is not None and not _put_shared(change, module, key, x):
                 old = rows_first(module, x.detach())
-                end = len(old) if is_writer or name not in group.layouts else ends[name]
+                end = len(old) if is_writer or name not in group.layouts else ends[name][0]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
                 value = _longer(module, key, old, entry.to(x), end, gates[module])
                 _replace(change, module, key, rows_first(module, value, x))
-                change.ends[module, key] = end, *old.shape[1:2]
+                sides = sides_of(module, key)
+                columns = [n * (i + 1) // sides for n in old.shape[1:2] for i in range(sides)]
+                change.ends[module, key] = [end], columns
         _join_weights(module)
         sizes = {*size_names(module)[: 1 if is_writer else None], *group_counts(module)}
         for attribute in sizes:
@@ -136,17 +139,20 @@ def _lengthen(
             _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
         module = model.get_submodule(name)
+        positions = [block * end for end in ends[name]]
         for attribute in size_names(module)[1:]:
-            _add(change, module, attribute, block * new.count)
+            _add(change, module, attribute, len(positions) * block * new.count)
         for key in reading_names(module):
             weight: Tensor = module.get_parameter(key)
             if _put_shared(change, module, key, weight):
                 continue
             weight = rows_first(module, weight)
-            end, entry = block * ends[name], new.weights(name, weight, block * new.count)
-            value = rows_first(module, _insert(weight, entry, end, axis=1))
-            _replace(change, module, key, value)
-            change.ends[module, key] = change.ends.get((module, key), weight.shape)[0], end
+            rows = change.ends.get((module, key), [[len(weight)]])[0]
+            for end in reversed(positions):
+                entry = new.weights(name, weight, block * new.count)
+                weight = _insert(weight, entry, end, axis=1)
+            _replace(change, module, key, rows_first(module, weight))
+            change.ends[module, key] = rows, positions
         _join_weights(module)
 
 
@@ -289,22 +295,29 @@ def _longer(module: nn.Module, key: str, x: Tensor, entry: Tensor, end: int, gat
             return _insert(x, entry, end)
         old, new = x.unflatten(0, (gates, -1)), entry.transpose(0, 1).flatten(1, 2)
         return torch.cat([old, new], 1).flatten(0, 1)
-    count = len(entry)
-    columns = [x.shape[1] + count] if reads_itself(module, key) else x.shape[1:]
+    count, sides = len(entry), sides_of(module, key)
+    columns = [x.shape[1] + sides * count] if reads_itself(module, key) else x.shape[1:]
     longer = x.new_zeros((len(x) + gates * count, *columns))
-    old, by_gate = x.unflatten(0, (gates, -1)), longer.unflatten(0, (gates, -1))
+    old, new, by_gate = (
+        y.unflatten(2, (sides, -1)) if y.ndim > 2 else y
+        for y in (
+            x.unflatten(0, (gates, -1)),
+            entry.transpose(0, 1),
+            longer.unflatten(0, (gates, -1)),
+        )
+    )
     by_gate[tuple(map(slice, old.shape))] = old
-    rows = (slice(None), slice(old.shape[1], None), *map(slice, entry.shape[2:]))
-    by_gate[rows] = entry.transpose(0, 1)
+    by_gate[:, old.shape[1] :][tuple(map(slice, new.shape))] = new
     return longer
 
 
-def _positions(old: int, new: int, end: int, gates: int = 1) -> Tensor:
-    """Where the entries of an axis lie in a longer one: first in each gate, or up to ``end``."""
+def _positions(old: int, new: int, ends: list[int], gates: int = 1) -> Tensor:
+    """Where the entries of an axis lie in a longer one: first in each gate, or up to the ends."""
     positions, more = torch.arange(old), new - old
     if gates > 1 and old > 1:
         return positions + positions * gates // old * (more // gates)
-    return positions + (positions >= end) * more
+    earlier = (positions[:, None] >= torch.tensor(ends)).sum(1)
+    return positions + earlier * (more // max(len(ends), 1))
 
 
 def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> None:
@@ -337,7 +350,7 @@ def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
 
 
 def _padded_state(
-    state: Any, before: Tensor, after: Tensor, gates: int, ends: tuple[int, ...],
+    state: Any, before: Tensor, after: Tensor, gates: int, ends: Sequence[list[int]],
     turn: Callable[[Tensor], Tensor],
 ) -> dict[str, Any] | None:  # fmt: skip
     """The optimizer's state for a parameter that became longer, with rows in so many gates.

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import layer_at, reading_names, reads_itself, row_count, size_names
-from esper.kasmina.new_channels import channel_count
+from esper.kasmina.new_channels import channel_count, ends_of
 from esper.kasmina.wider_layers import parameter_count
 
 FACTORS = 1.5, 2.0, 4.0, 8.0
@@ -80,6 +80,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
         for name, block in group.readers.items():
             layer = model.get_submodule(name)
             size = getattr(layer, size_names(layer)[1])
+            block *= len(ends_of(model, group, name))
             columns[name] = columns.get(name, 1.0) + count * block / size
     more = dict[Tensor, int]()
     for name in rows.keys() | columns.keys():

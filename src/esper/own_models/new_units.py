@@ -23,7 +23,7 @@ from esper.kasmina.new_channels import (
     NewChannels,
     balanced_channels,
     channel_count,
-    end_of,
+    ends_of,
     joined,
     random_channels,
 )
@@ -100,7 +100,7 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
             module = model.get_submodule(name)
             for key in ("running_mean", "running_var"):
                 like = entries[f"{name}.{key}"]
-                end = end_of(model, group, name) * (like.numel() // new.count)
+                end = ends_of(model, group, name)[0] * (like.numel() // new.count)
                 values = module.get_buffer(key)[end - like.numel() : end]
                 entries[f"{name}.{key}"] = values.view_as(like).clone()
     return NewChannels(entries, new.count)
@@ -149,19 +149,19 @@ class _Reader:
         self, model: nn.Module, name: str, group: ChannelGroup, count: int, record: Record
     ):
         layer, block = model.get_submodule(name), group.readers[name]
-        # Of a concatenation, what is of the group.
-        end = end_of(model, group, name)
-        columns = slice((end - channel_count(model, group)) * block, end * block)
+        # Of a concatenation, what is of the group, channel by channel.
+        ends, channels = ends_of(model, group, name), channel_count(model, group)
+        indices = torch.stack([torch.arange(end - channels, end) for end in ends], 1)
+        columns = (indices[..., None] * block + torch.arange(block)).flatten()
         gradients = [rows_first(layer, each.grad) for each in record[2] if each.grad is not None]
         gradient = torch.cat(gradients).double()[:, columns]
-        inputs = torch.cat([_rows(layer, x) for x in record[0]]).double()[:, columns]
+        inputs = torch.cat([_rows(layer, x) for x in record[0]])
         outputs = sum(float(_rows(layer, g).double().square().sum()) for g in record[1])
         samples = max(len(inputs), 1)
-        entries = inputs[:: -(-len(inputs) // ROWS)]  # at most ROWS, evenly spread
-        channels = entries.shape[1] // block
+        entries = inputs[:: -(-samples // ROWS)].double()[:, columns]  # at most ROWS, evenly spread
         # Position by position of a flattened map, a channel is one variable; a head has several.
-        self.variables = gcd(block, group.width // group.channels)
-        number, block = channels * self.variables, block // self.variables
+        self.variables = len(ends) * gcd(block, group.width // group.channels)
+        number, block = channels * self.variables, len(ends) * block // self.variables
         entries = entries.view(len(entries), number, block).movedim(1, 2).reshape(-1, number)
         gradient = gradient.reshape(len(gradient), number, block, -1)
         gradient = gradient.movedim(1, -1).reshape(-1, number) / samples
