@@ -313,6 +313,8 @@ class Host:
     data: Callable[[int], tuple[Tensor, Tensor]]
     width: int
     loss: str = "cross_entropy"
+    slots: tuple[str, ...] | None = None
+    """Layers that become wider, where not all do: those whose width ``build`` changes."""
 
     def build(self, factor: float, seed: int) -> nn.Module:
         """The network with layers ``factor`` times as wide."""
@@ -346,7 +348,7 @@ class Host:
         with counted_operations() as operations:
             result = esper.grow(
                 model, loaders[0], loaders[1], test_loader=loaders[2], policy=policy, epochs=epochs,
-                loss=self.loss, seed=seed, progress=False, best_epoch=True,
+                loss=self.loss, seed=seed, progress=False, best_epoch=True, slots=self.slots,
                 optimizer=lambda parameters: torch.optim.Adam(parameters, lr=rate),
                 scheduler=lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, epochs),
             )  # fmt: skip
@@ -367,9 +369,11 @@ HOSTS = {
     "residual CNN of width 3, noisy digits": Host(
         lambda _, width, __: residual(2, width), noisy_digits, 3
     ),
-    "ViT with MLPs of width 8, noisy digits": Host(vision_transformer, noisy_digits, 8),
+    "ViT with MLPs of width 8, noisy digits": Host(
+        vision_transformer, noisy_digits, 8, slots=("4.layers.0.linear1", "4.layers.1.linear1")
+    ),
     "CNN of width 3, MNIST-1D": Host(signal_convolutions, signals, 3),
-    "LSTM tagger of width 4, bytes": Host(Tagger, source_windows, 4),
+    "LSTM tagger of width 4, bytes": Host(Tagger, source_windows, 4, slots=("lstm",)),
     "GPT with MLPs of width 16, bytes": Host(lambda _, width, __: Gpt(2, width), text_windows, 16),
 }
 NORMED_HOSTS = {

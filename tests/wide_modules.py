@@ -109,6 +109,20 @@ class BothWays(nn.Module):
         return self.head(torch.cat([states[-2], states[-1], outputs.amax(1)], 1))
 
 
+class Fields(nn.Module):
+    """Words side by side as features, and what several slots see of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner = nn.Embedding(9, 4), nn.Linear(28, 5)
+        self.slots, self.value, self.head = nn.Linear(4, 3), nn.Linear(4, 6), nn.Linear(23, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.words(x)
+        seen = self.slots(y).softmax(1).transpose(1, 2) @ torch.relu(self.value(y))
+        return self.head(torch.cat([torch.relu(self.inner(y.flatten(1))), seen.flatten(1)], 1))
+
+
 class Branches(nn.Module):
     """Two branches and the image itself side by side, with a norm and a depthwise convolution."""
 
@@ -611,7 +625,9 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "scatter": (Scatter, lambda: torch.randn(8, 6), ("inner", "outer")),
     "cross stage": (CrossStage, lambda: torch.randn(8, 1, 8, 8), ("inner", "join")),
     "transformer": (
-        transformer, lambda: torch.randn(8, 4, 5), ("1.layers.0.linear1", "1.layers.1.linear1"),
+        transformer, lambda: torch.randn(8, 4, 5),
+        (" + ".join(["0", *(f"1.{x.removeprefix('layers.')}" for x in PATCHES)]),
+         "1.layers.0.linear1", "1.layers.1.linear1"),
     ),
     "patches": (
         Patches, lambda: torch.randn(8, 4, 5),
@@ -634,6 +650,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), words, ("0",)),
     "numbers": (Numbers, lambda: torch.randn(8, 6), ("layers.3", "layers.1")),
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("embedding", "lstm", "hidden")),
+    "fields": (Fields, words, ("words", "value", "inner")),
     "both ways": (BothWays, lambda: torch.randn(8, 6, 4), ("lstm",)),
     "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner + outer", "between")),
     "answers": (

@@ -228,6 +228,10 @@ OLD_ENTRIES = {
         "both.weight_ih_l0_reverse": [range(4)], "encoder.weight_ih_l0": [range(5)],
         "decoder.weight_ih_l0": [range(3), range(5, 10)], "encoder.weight_hh_l0": [range(5)],
     },
+    "fields": {
+        "inner.weight": [range(6 * i, 6 * i + 4) for i in range(7)],
+        "head.weight": [range(5), *(range(8 * i + 7, 8 * i + 13) for i in range(3))],
+    },
     "both ways": {
         "lstm.weight_ih_l1": [range(3), range(5, 8)], "lstm.weight_hh_l1_reverse": [range(3)],
         "head.weight": [range(start, start + 3) for start in (0, 5, 10, 15)],

@@ -4,6 +4,7 @@ import copy
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -169,22 +170,23 @@ def test_candidates_that_are_sums_of_old_channels_explain_nothing() -> None:
     assert propose(model, group, 2, [x], backward, torch.Generator().manual_seed(1))[1] == 0.0
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, partial(nn.LSTM, bidirectional=True)])
 def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_size(
-    kind: type[nn.RNNBase],
+    kind: Callable[..., nn.RNNBase],
 ) -> None:
     torch.manual_seed(0)
 
     class Tagger(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm, self.head = kind(5, 4, 2, batch_first=True), nn.Linear(4, 3)
+            self.lstm, self.head = kind(5, 4, 2, batch_first=True), nn.LazyLinear(3)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.lstm(x)[0])
 
     model, x = Tagger(), torch.randn(20, 7, 5)
     with torch.no_grad():
+        model(x)
         model.lstm.weight_hh_l0.mul_(10.0)  # as trained weights are, larger than at the start
         (group,), _ = channel_groups(model, lambda: model(x))
         before = model(x)
@@ -197,10 +199,10 @@ def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_s
     torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
     fresh = kind(5, 32).weight_hh_l0.detach().std()
     for name in ("weight_hh_l0", "weight_ih_l1", "weight_hh_l1"):
-        weight = getattr(model.lstm, name).detach().unflatten(0, (-1, 32))
-        assert not weight[:, :4, 4:].any()
+        weight = getattr(model.lstm, name).detach().unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+        assert not weight[:, :4, :, 4:].any()
         for columns in (slice(4), slice(4, None)):
-            torch.testing.assert_close(weight[:, 4:, columns].std(), fresh, rtol=0.2, atol=0.0)
+            torch.testing.assert_close(weight[:, 4:, :, columns].std(), fresh, rtol=0.2, atol=0.0)
 
 
 def test_the_result_is_the_same_class_with_wider_layers_and_rebuilds_without_esper(

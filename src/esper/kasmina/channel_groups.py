@@ -137,9 +137,9 @@ def channel_groups(
             break
         groups = _pass(model, run, units, trials)
     failures = {name for group in groups if group.is_mixed for name in group.writers}
-    if failures & units.keys():
+    if failures:
         units = {name: unit for name, unit in units.items() if name not in failures}
-        groups = _pass(model, run, units, trials)
+        groups = _pass(model, run, units, trials, ())
     mixable = {name for group in groups if group.is_mixed for name in group.writers}
     again = _pass(model, run, units, trials, mixable) if mixable else []
     candidates = {
@@ -174,7 +174,7 @@ def _pass(
     run: Callable[[], Any],
     units: Mapping[str, Unit],
     trials: Trials,
-    mixable: Collection[str] = (),
+    mixable: Collection[str] | None = None,
 ) -> list[TracedGroup]:
     """The groups of a forward pass that are no outputs, see ``Recorder``."""
     recorder = Recorder(model, units, trials, mixable)

@@ -134,7 +134,10 @@ def _all_positions(
         # Every axis holds one block.
         axes = [position.axis for x, position in sources if x.shape == shape][:1]
     for axis in axes:
-        for gates in sorted({1, max(position.gates for _, position in sources)}):
+        several = {position.gates for _, position in sources}
+        # Flattened sequences have them once per step.
+        several |= {shape[axis] // channels // position.block for _, position in sources}
+        for gates in sorted({1, *several} - {0}):
             block, remainder = divmod(shape[axis], gates * channels)
             if block and not remainder:
                 yield Position(axis, block, gates)

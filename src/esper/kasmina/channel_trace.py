@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import gcd, prod
 from typing import Any
 
@@ -56,7 +57,8 @@ class Recorder(TorchFunctionMode):
         model: the module.
         units: by layer, what of its rows counts as a channel.
         trials: filled by the pass.
-        mixable: layers whose channels a function may mix, if all of a group are among them.
+        mixable: layers whose channels a function may mix, if all of a group are among them; None
+            while units are tried.
     """
 
     def __init__(
@@ -64,10 +66,10 @@ class Recorder(TorchFunctionMode):
         model: nn.Module,
         units: Mapping[str, Unit],
         trials: Trials,
-        mixable: Collection[str] = (),
+        mixable: Collection[str] | None = None,
     ):
         super().__init__()
-        self._mixable = set(mixable)
+        self._mixable, self._tries_units = set(mixable or ()), mixable is None
         self._model, self._units, self._trials, self._number = model, units, trials, 0
         self._weights = list[Tensor]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
@@ -196,12 +198,21 @@ class Recorder(TorchFunctionMode):
         # Before the function, which may work in place.
         sources = self._wide(name, inputs, tags)
         locations = self._locations(func, args, kwargs, sources, tags)
+        groups = {tag.group for tag in tags.values()}
+        most = max(group.channels for group in groups)
+        widest = {group for group in groups if group.channels == most}
+        if None in locations and len(groups) > len(widest) == 1 and not self._tries_units:
+            # Perhaps the others belong to another axis, as slots of attention do.
+            alone = [x for x in sources if tags[id(x)].group in widest]
+            if None not in (further := self._locations(func, args, kwargs, alone, tags)):
+                for group in groups - widest:
+                    group.refuse(f"{name} mixes its channels")
+                sources, locations, groups = alone, further, widest
         output = func(*args, **kwargs)
         outputs = list(tensors(output))
         if not outputs or not locations:
             return output  # its shape, another number, or zeros of its shape
         is_mixed = len(locations) != len(outputs) or None in locations
-        groups = {tag.group for tag in tags.values()}
         if is_mixed and len(groups) == 1 and self._may_mix(*groups):
             # Of a mean, a variance and the like nothing but the layer's own shape is followed.
             starts = {x.shape: tags[id(x)].position for x in sources}
@@ -210,9 +221,8 @@ class Recorder(TorchFunctionMode):
             verb = "mixes its channels"
             if name in _LAYERS:
                 verb = "reads it with a weight of no known layer"
-            for tag in tags.values():
-                tag.group.reason = tag.group.reason or f"{name} {verb}"
-                tag.group.is_mixed = True
+            for group in groups:
+                group.refuse(f"{name} {verb}")
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
@@ -277,18 +287,26 @@ class Recorder(TorchFunctionMode):
         parts: list[tuple[TracedGroup | None, int]] = []
         for x in tensors:
             tag = self.tag(x)
+            tag = tag and self._side_by_side(tag)
             if tag is not None and (not tag.is_plain or tag.position.axis != joint):
                 return None
             group = None if tag is None else tag.group
             parts += group.parts if group and group.parts else [(group, x.shape[joint])]
-        group = self._compound(parts)
-        return Tag(group, Position(joint), group.channels)
+        return self._compound(parts, Position(joint))
 
-    def _compound(self, parts: list[tuple[TracedGroup | None, int]]) -> TracedGroup:
-        """A group of channels that are those of several."""
+    def _compound(self, parts: list[tuple[TracedGroup | None, int]], position: Position) -> Tag:
+        """A group whose channels are those of several, and where they lie."""
         group = TracedGroup(sum(length for _, length in parts), [], parts=parts)
         self._all.append(group)
-        return group
+        return Tag(group, position, group.channels)
+
+    def _side_by_side(self, tag: Tag) -> Tag:
+        """Channels that lie there several times, as those of as many groups."""
+        group, position = tag.group, tag.position
+        if position.gates == 1 or group.units:
+            return tag
+        parts = (group.parts or [(group, group.channels)]) * position.gates
+        return self._compound(parts, replace(position, gates=1))
 
     def _layer(self, name: str, layer: Any, x: Tensor, output: Tensor) -> None:
         """A linear layer or a convolution: reads the channels of ``x``, and writes others."""
@@ -304,9 +322,9 @@ class Recorder(TorchFunctionMode):
 
     def _read(self, name: str, tag: Tag, axis: int, tables: Collection[str] = ()) -> None:
         """A layer that reads channels; tables of the same weight write them."""
+        tag = self._side_by_side(tag)
         if (tag.position.axis, tag.position.gates) != (axis, 1):
-            tag.group.reason = f"{name} does not read it on its axis of channels"
-            tag.group.is_mixed = True
+            tag.group.refuse(f"{name} does not read it on its axis of channels")
             return
         source = self._end(name, False, tag.group)
         source.silent += source.companions[-1:] if tables else []
@@ -378,8 +396,7 @@ class Recorder(TorchFunctionMode):
             groups = {group}
         for group in groups:
             if not is_known or not self._may_mix(group):
-                group.reason = group.reason or f"{name or 'attention'} mixes its channels"
-                group.is_mixed = True
+                group.refuse(f"{name or 'attention'} mixes its channels")
 
     def _recurrent(
         self, name: str, layer: Any, inputs: Sequence[Tensor], tags: Mapping[int, Tag], outputs: Any
@@ -400,9 +417,8 @@ class Recorder(TorchFunctionMode):
         if getattr(layer, "proj_size", 0):
             group.reason = "it projects its hidden units"
         for x in tensors(outputs):
-            is_both = sides * group.channels == x.shape[-1] > group.channels
-            joint = self._compound([(group, group.channels)] * sides) if is_both else group
-            self._tags[id(x)] = x, Tag(joint, Position(x.ndim - 1), joint.channels)
+            gates = sides if x.shape[-1] == sides * layer.hidden_size else 1
+            self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1, 1, gates), group.channels)
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""

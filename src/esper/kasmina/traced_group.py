@@ -35,6 +35,10 @@ class TracedGroup:
     options: list[Unit] = field(default_factory=list)
     """Of a group that a function mixes: units of its rows that the function keeps apart."""
 
+    def refuse(self, reason: str) -> None:
+        """Note why it cannot become wider as it is, with larger units perhaps."""
+        self.reason, self.is_mixed = self.reason or reason, True
+
     def join(self, other: "TracedGroup") -> None:
         """Tie the channels of another group to these."""
         self.coarsen(other.channels)

@@ -10,7 +10,6 @@ from torch import nn
 
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.stages import Stage
-from esper.own_models import loading
 from esper.own_models.attachment import copied_state
 from esper.own_models.growth_result import EpochRecord, comparable, price_of
 from esper.own_models.objectives import Validation
@@ -60,6 +59,8 @@ class BestEpoch:
         Returns:
             those of that epoch.
         """
+        from esper.own_models import loading  # only who goes back needs it
+
         state = copied_state(model)
         loading.reset(model, self._initial)
         loading.load_grown(model, self._state)

@@ -95,14 +95,12 @@ def propose(
 def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) -> NewChannels:
     """The channels with the running statistics that the batch norms measured of them."""
     entries = dict(new.entries)
-    for name in group.companions:
-        if f"{name}.running_mean" in entries:
-            module = model.get_submodule(name)
-            for key in ("running_mean", "running_var"):
-                like = entries[f"{name}.{key}"]
-                end = ends_of(model, group, name)[0] * (like.numel() // new.count)
-                values = module.get_buffer(key)[end - like.numel() : end]
-                entries[f"{name}.{key}"] = values.view_as(like).clone()
+    for full, like in new.entries.items():
+        name, _, key = full.rpartition(".")
+        if key in ("running_mean", "running_var"):
+            end = ends_of(model, group, name)[0] * (like.numel() // new.count)
+            values = model.get_buffer(full)[end - like.numel() : end]
+            entries[full] = values.view_as(like).clone()
     return NewChannels(entries, new.count)
 
 
@@ -160,7 +158,8 @@ class _Reader:
         samples = max(len(inputs), 1)
         entries = inputs[:: -(-samples // ROWS)].double()[:, columns]  # at most ROWS, evenly spread
         # Position by position of a flattened map, a channel is one variable; a head has several.
-        self.variables = len(ends) * gcd(block, group.width // group.channels)
+        several = len(ends) if len(ends) <= 4 else 1  # a flattened sequence has it at each step
+        self.variables = several * gcd(block, group.width // group.channels)
         number, block = channels * self.variables, len(ends) * block // self.variables
         entries = entries.view(len(entries), number, block).movedim(1, 2).reshape(-1, number)
         gradient = gradient.reshape(len(gradient), number, block, -1)

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLR
 from esper.kasmina.wider_layers import layer_sizes, parameter_count
 from esper.leyline.errors import UsageError
 from esper.leyline.phases import current_phase, phase
-from esper.own_models import loading
 from esper.own_models.attachment import (
     SEED_GROUP,
     copied_state,
@@ -315,6 +314,8 @@ class Attempts:
         report, checkpoint = self.recipe.report, self._checkpoint
         entry = checkpoint["variants"].setdefault(name, {"worths": [], "best": None, "state": None})
         validate.scale.first = checkpoint["scale"]
+        if self._keeps:
+            from esper.own_models import loading  # who has one variant and one try needs it not
         for number in range(len(entry["worths"]), self.tries):
             state = checkpoint["now"]
             if state is None:
@@ -336,9 +337,8 @@ class Attempts:
             entry["worths"].append(net_score)
             checkpoint["now"] = None
             if self.tries > 1:
-                report(
-                    f"try {number + 1}/{self.tries}: {net_score:.4f} on validation after the price"
-                )
+                text = f"{net_score:.4f} on validation after the price"
+                report(f"try {number + 1}/{self.tries}: {text}")
             self._write(validate)
         if self._keeps:
             loading.reset(model, checkpoint["initial"])
