@@ -2,12 +2,13 @@
 
 A forward pass is recorded, function by function. A linear layer, a convolution or a recurrent layer
 *writes* channels; whatever computes each channel from itself alone (activations, pooling, reshapes,
-batch norms, convolutions in groups) passes them on; a linear layer or a convolution behind it
-*reads* them. Functions of two activations tie their channels, and so does a layer that is called
-more than once; in a concatenation each group keeps its place. Where a function mixes the channels
-of a layer, such as attention or a gated unit, larger *units* of its rows are tried: heads, or pairs
-of a value and its gate. A function that mixes these too refuses the group by its name, unless it
-may be one that sees no more of them than their mean or mean square, such as a layer norm.
+batch norms, convolutions in groups) passes them on; another such layer behind it *reads* them.
+Functions of two activations tie their channels, and so does a layer that is called more than once;
+in a concatenation each group keeps its place, or several, as in a flattened sequence. Where a
+function mixes the channels of a layer, such as attention or a gated unit, larger *units* of its
+rows are tried: heads, or pairs of a value and its gate. A function that mixes these too refuses the
+group by its name, unless it may be one that sees no more of them than their mean or mean square,
+such as a layer norm.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +44,8 @@ class ChannelGroup:
         silent: norms whose new entries are 0, as what reads them is a table that also writes the
             channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
-            layer that writes the part, or an empty name and the length of one that stays.
+            layer that writes the part, or an empty name and the length of one that stays. A reader
+            may have several parts of the group.
     """
 
     channels: int

@@ -237,10 +237,9 @@ class Recorder(TorchFunctionMode):
         """The inputs that have channels, but for the gates of all channels of another."""
         sources = [x for x in inputs if id(x) in tags]
         wide = [x for x in sources if x.shape[tags[id(x)].position.axis] > 1]
-        for x in sources if wide else ():
-            if id(x) in tags and x.shape[tags[id(x)].position.axis] == 1:
-                group = tags.pop(id(x)).group
-                group.reason = group.reason or f"{name} lays its only channel along others"
+        for gate in {id(x) for x in sources} - {id(x) for x in wide} if wide else ():
+            group = tags.pop(gate).group
+            group.reason = group.reason or f"{name} lays its only channel along others"
         return wide or sources
 
     def _may_mix(self, group: TracedGroup) -> bool:
@@ -413,11 +412,10 @@ class Recorder(TorchFunctionMode):
                 tag.group.reason = tag.group.reason or f"{name} mixes its channels over time"
         group = self._union([group, *states])
         group.is_rigid = True
-        sides = len(reading_names(layer))
         if getattr(layer, "proj_size", 0):
             group.reason = "it projects its hidden units"
         for x in tensors(outputs):
-            gates = sides if x.shape[-1] == sides * layer.hidden_size else 1
+            gates = max(1, x.shape[-1] // layer.hidden_size)  # two directions side by side
             self._tags[id(x)] = x, Tag(group, Position(x.ndim - 1, 1, gates), group.channels)
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
