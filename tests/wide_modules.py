@@ -41,6 +41,19 @@ class Tagger(nn.Module):
         return self.head(torch.relu(self.hidden(self.lstm(self.embedding(x))[0])))
 
 
+class TiedReader(nn.Module):
+    """An LSTM between an embedding and a head that share their table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(9, 5), nn.LSTM(5, 5, batch_first=True)
+        self.head = nn.Linear(5, 9)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.words(x))[0])
+
+
 class Reader(nn.Module):
     """Two layers of gated units, whose last state decides."""
 
@@ -656,6 +669,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "answers": (
         Answers, words, ("words", "both", "join", "encoder + decoder", "key + query", "start"),
     ),
+    "tied reader": (TiedReader, words, ("words + lstm",)),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),

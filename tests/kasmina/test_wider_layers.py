@@ -33,7 +33,9 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> starts.Ne
         generator = torch.Generator().manual_seed(0)
         return starts.balanced_channels(model, group, group.channels, generator)
     zeros = starts.zero_channels(model, group, count).entries
-    return starts.NewChannels({name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}, count)
+    draws = {name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}
+    silent = {name: x for name, x in zeros.items() if name.rpartition(".")[0] in group.silent}
+    return starts.NewChannels(draws | silent, count)
 
 
 def logits(model: nn.Module, x: Tensor) -> Tensor:

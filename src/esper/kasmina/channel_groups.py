@@ -41,8 +41,8 @@ class ChannelGroup:
         is_balanced: whether a norm sees all channels, so that new ones begin as copies of those
             that are there, a whole multiple of them; else they are random, see ``new_units``.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
-        silent: norms whose new entries are 0, as what reads them is a table that also writes the
-            channels, such as that of an embedding and the head of a language model.
+        silent: norms, or tables, whose new entries are 0, as what reads them is a table that also
+            writes the channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays. A reader
             may have several parts of the group.

@@ -326,7 +326,7 @@ class Recorder(TorchFunctionMode):
             tag.group.refuse(f"{name} does not read it on its axis of channels")
             return
         source = self._end(name, False, tag.group)
-        source.silent += source.companions[-1:] if tables else []
+        source.silent += (source.companions[-1:] or [*tables]) if tables else []
         for each in tables:
             source = self._end(each, True, source)
         block = tag.position.block

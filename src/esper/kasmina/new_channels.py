@@ -142,6 +142,8 @@ def random_channels(
     entries = dict(zero_channels(model, group, count).entries)
     for full, zeros in entries.items():
         name, key = layer_and_key(full)
+        if name in group.silent and not group.is_balanced:
+            continue  # else the table behind it would read what is new
         layer = model.get_submodule(name)
         old = dict(tensors_of(layer))[key].detach()
         if {*size_names(layer)} <= {"normalized_shape"}:
