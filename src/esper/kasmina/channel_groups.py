@@ -139,9 +139,9 @@ def channel_groups(
             break
         groups = _pass(model, run, units, trials)
     failures = {name for group in groups if group.is_mixed for name in group.writers}
-    if failures:
+    if failures & units.keys():
         units = {name: unit for name, unit in units.items() if name not in failures}
-        groups = _pass(model, run, units, trials, ())
+        groups = _pass(model, run, units, trials)
     mixable = {name for group in groups if group.is_mixed for name in group.writers}
     again = _pass(model, run, units, trials, mixable) if mixable else []
     candidates = {
@@ -176,7 +176,7 @@ def _pass(
     run: Callable[[], Any],
     units: Mapping[str, Unit],
     trials: Trials,
-    mixable: Collection[str] | None = None,
+    mixable: Collection[str] = (),
 ) -> list[TracedGroup]:
     """The groups of a forward pass that are no outputs, see ``Recorder``."""
     recorder = Recorder(model, units, trials, mixable)

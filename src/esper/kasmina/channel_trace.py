@@ -57,8 +57,7 @@ class Recorder(TorchFunctionMode):
         model: the module.
         units: by layer, what of its rows counts as a channel.
         trials: filled by the pass.
-        mixable: layers whose channels a function may mix, if all of a group are among them; None
-            while units are tried.
+        mixable: layers whose channels a function may mix, if all of a group are among them.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class Recorder(TorchFunctionMode):
         model: nn.Module,
         units: Mapping[str, Unit],
         trials: Trials,
-        mixable: Collection[str] | None = None,
+        mixable: Collection[str] = (),
     ):
         super().__init__()
-        self._mixable, self._tries_units = set(mixable or ()), mixable is None
+        self._mixable = set(mixable)
         self._model, self._units, self._trials, self._number = model, units, trials, 0
         self._weights = list[Tensor]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
@@ -201,7 +200,7 @@ class Recorder(TorchFunctionMode):
         groups = {tag.group for tag in tags.values()}
         most = max(group.channels for group in groups)
         widest = {group for group in groups if group.channels == most}
-        if None in locations and len(groups) > len(widest) == 1 and not self._tries_units:
+        if None in locations and len(groups) > len(widest) == 1:
             # Perhaps the others belong to another axis, as slots of attention do.
             alone = [x for x in sources if tags[id(x)].group in widest]
             if None not in (further := self._locations(func, args, kwargs, alone, tags)):
