@@ -115,11 +115,24 @@ class BothWays(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True)
-        self.head = nn.Linear(12, 3)
+        self.norm, self.head = nn.BatchNorm1d(12), nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         outputs, (states, _) = self.lstm(x)
-        return self.head(torch.cat([states[-2], states[-1], outputs.amax(1)], 1))
+        return self.head(self.norm(torch.cat([states[-2], states[-1], outputs.amax(1)], 1)))
+
+
+class NormedSides(nn.Module):
+    """Layers of both directions, normed together, and their flattened states again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.norm = nn.GRU(4, 3, bidirectional=True), nn.LayerNorm(6)
+        self.outer, self.head = nn.BatchNorm1d(36), nn.Linear(36, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.norm(self.gru(x.transpose(0, 1))[0])
+        return self.head(self.outer(states.transpose(0, 1).flatten(1)))
 
 
 class Fields(nn.Module):
@@ -665,6 +678,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("embedding", "lstm", "hidden")),
     "fields": (Fields, words, ("words", "value", "inner")),
     "both ways": (BothWays, lambda: torch.randn(8, 6, 4), ("lstm",)),
+    "normed sides": (NormedSides, lambda: torch.randn(8, 6, 4), ("gru",)),
     "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner + outer", "between")),
     "answers": (
         Answers, words, ("words", "both", "join", "encoder + decoder", "key + query", "start"),

@@ -220,6 +220,7 @@ def test_what_was_there_goes_on_as_without_new_channels(kind: Any, host: str) ->
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
 
 
+SIDES = [range(start, start + 3) for start in (0, 5, 10, 15)]
 OLD_ENTRIES = {
     "branches": {
         "norm.weight": [range(4), range(6, 10)], "depthwise.weight": [range(4), range(6, 10)],
@@ -236,7 +237,7 @@ OLD_ENTRIES = {
     },
     "both ways": {
         "lstm.weight_ih_l1": [range(3), range(5, 8)], "lstm.weight_hh_l1_reverse": [range(3)],
-        "head.weight": [range(start, start + 3) for start in (0, 5, 10, 15)],
+        "head.weight": SIDES, "norm.weight": SIDES, "norm.running_mean": SIDES,
     },
     "unet": {"join.weight": [range(6), range(8, 12)]},
     "dense": {
@@ -263,7 +264,7 @@ def test_what_was_there_goes_on_behind_a_concatenation(host: str) -> None:
     step(model, x, optimizer)
     step(twin, x, other)
     for name, ranges in OLD_ENTRIES[host].items():
-        wide, narrow = model.get_parameter(name), twin.get_parameter(name)
+        wide, narrow = model.state_dict()[name], twin.state_dict()[name]
         gates = gates_of(model.get_submodule(name.rpartition(".")[0]))
         axis = 0 if host == "unet" or name.startswith(("norm", "depthwise")) else 1
         old = wide.index_select(axis, torch.tensor([*chain(*ranges)]))
@@ -379,7 +380,7 @@ class Joined(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
         self.one, self.two, self.three = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 4)
-        self.gate, self.norm, self.lstm = nn.Linear(4, 1), nn.BatchNorm1d(8), nn.LSTM(8, 3)
+        self.gate, self.norm, self.lstm = nn.Linear(4, 1), nn.LayerNorm(8), nn.LSTM(8, 3)
         self.head, self.function = nn.LazyLinear(2), function
 
     def forward(self, x: Tensor) -> Tensor:
@@ -420,8 +421,8 @@ class Unsaved(nn.Module):
         (Recurrent(proj_size=2), "lstm", "projects its hidden units"),
         (Joined(lambda m, _, x: m.head(m.lstm(m.three(x).T)[0])), "three", "its axis of channels"),
         (
-            Joined(lambda m, _, x: m.head(m.norm(torch.cat([y := m.three(x), -y], 1)))), "three",
-            "it is concatenated with itself, and scaled",
+            Joined(lambda m, y, x: m.head(m.norm(torch.cat([y, m.three(x)], 1)))), "three",
+            "layer_norm mixes its channels",
         ),
         (TIED, "0", "shares its parameters"),
         (Joined(lambda m, _, x: m.head(m.three(m.three(x)))), "three", "takes no more channels"),

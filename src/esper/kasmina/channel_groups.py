@@ -100,7 +100,8 @@ class ChannelGroup:
 
     def rows(self, layer: str, size: int, channels: int) -> int:
         """How many of ``size`` entries of a writer or companion belong to one of the channels."""
-        return 1 if layer in self.layouts else size // channels
+        parts = () if layer in self.writers else self.layouts.get(layer, ())
+        return sum(writer in self.writers for writer, _ in parts) or size // channels
 
 
 MOST_PASSES, MOST_BALANCED = 12, 512

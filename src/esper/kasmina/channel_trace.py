@@ -102,13 +102,11 @@ class Recorder(TorchFunctionMode):
             layout = tuple(
                 (g.writers[0], 0) if g and g.writers and not g.units else ("", n) for g, n in parts
             )
-            groups = [group for group, _ in parts if group is not None]
-            for group in groups:
+            for group in dict.fromkeys(group for group, _ in parts if group is not None):
                 group.reason = group.reason or each.reason
+                group.is_mixed |= each.is_mixed
                 if group.units:
                     group.reason = group.reason or "units of several rows are concatenated"
-                if groups.count(group) > 1 and each.companions:
-                    group.reason = group.reason or "it is concatenated with itself, and scaled"
                 group.is_output |= each.is_output
                 group.readers |= each.readers
                 group.companions += each.companions
@@ -194,6 +192,8 @@ class Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
             self._tags[id(output)] = output, concatenation
             return output
+        if any(id(x) in self._owners for x in inputs):
+            tags = {key: self._side_by_side(tag) for key, tag in tags.items()}
         # Before the function, which may work in place.
         sources = self._wide(name, inputs, tags)
         locations = self._locations(func, args, kwargs, sources, tags)
@@ -243,8 +243,11 @@ class Recorder(TorchFunctionMode):
 
     def _may_mix(self, group: TracedGroup) -> bool:
         """Whether a function may mix the channels of a group; it is noted that one does."""
-        group.is_balanced |= not group.parts and self._mixable.issuperset(group.writers)
-        return group.is_balanced
+        first, *more = {each for each, _ in self._parts(group)} or {group}
+        if first is None or more:
+            return False
+        first.is_balanced |= self._mixable.issuperset(first.writers)
+        return first.is_balanced
 
     def _of_parameters(self, name: str, inputs: list[Tensor], output: Any) -> Any:
         """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``.

@@ -85,20 +85,21 @@ def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> 
     return size // prod(group.units.get(name, ()))
 
 
-def _present(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Tensor]]:
+def present_channels(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[str, Tensor]]:
     """Full names of parameters and buffers, and the channels that are there, as in ``entries``."""
     channels = channel_count(model, group)
     for name in (*group.writers, *group.companions):
         module, tensors = layer_at(model, name)
         gates = group.units.get(name, (1, 1))[0] * gates_of(module)
         is_part = name in group.layouts and name not in group.writers
-        end = ends_of(model, group, name)[0] if is_part else None
+        ends = ends_of(model, group, name) if is_part else []
         for full, _, x in tensors:
             rows = rows_first(module, x.detach())
-            rows = rows if end is None else rows[end - channels : end]
-            units = rows.unflatten(0, (gates, channels, -1)).transpose(0, 1)
+            rows = torch.cat([rows[end - channels : end] for end in ends]) if ends else rows
+            units = rows.unflatten(0, (len(ends) or gates, channels, -1)).transpose(0, 1)
             if name not in group.units and units.shape[2] == 1:
-                units = units.flatten(1, 2) if isinstance(module, Recurrent) else units[:, 0, 0]
+                is_several = isinstance(module, Recurrent) or len(ends) > 1
+                units = units.flatten(1, 2) if is_several else units[:, 0, 0]
             yield full, units
 
 
@@ -111,7 +112,7 @@ others: an LSTM of four units with a layer norm, copied seven times, has 53 % on
 def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
     """Copies of the channels that are there, all equally often; behind a silent norm 0."""
     entries = {}
-    for full, x in _present(model, group):
+    for full, x in present_channels(model, group):
         is_silent = layer_and_key(full)[0] in group.silent
         copies = x.repeat(count // len(x), *[1] * (x.ndim - 1))
         entries[full] = torch.zeros_like(copies) if is_silent else copies
@@ -121,7 +122,7 @@ def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewCh
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
     """So many channels of zeros; where a module is no layer, of the mean of its own."""
     entries = {}
-    for full, x in _present(model, group):
+    for full, x in present_channels(model, group):
         name, key = layer_and_key(full)
         # A direction of 0 has no length, and by a scale of 0 a module may divide.
         is_layer = size_names(model.get_submodule(name))

@@ -125,13 +125,15 @@ def _lengthen(
             entry = new.entries.get(full)
             if entry is not None and not _put_shared(change, module, key, x):
                 old = rows_first(module, x.detach())
-                end = len(old) if is_writer or name not in group.layouts else ends[name][0]
+                positions = [len(old)] if is_writer or name not in group.layouts else ends[name]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
-                value = _longer(module, key, old, entry.to(x), end, gates[module])
+                value, several = old, entry.to(x).unbind(1) if len(positions) > 1 else [entry.to(x)]
+                for end, each in zip(reversed(positions), reversed(several), strict=True):
+                    value = _longer(module, key, value, each, end, gates[module])
                 _replace(change, module, key, rows_first(module, value, x))
                 sides = sides_of(module, key)
                 columns = [n * (i + 1) // sides for n in old.shape[1:2] for i in range(sides)]
-                change.ends[module, key] = [end], columns
+                change.ends[module, key] = positions, columns
         _join_weights(module)
         sizes = {*size_names(module)[: 1 if is_writer else None], *group_counts(module)}
         for attribute in sizes:

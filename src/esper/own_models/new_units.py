@@ -25,6 +25,7 @@ from esper.kasmina.new_channels import (
     channel_count,
     ends_of,
     joined,
+    present_channels,
     random_channels,
 )
 from esper.kasmina.wider_layers import widen
@@ -95,12 +96,9 @@ def propose(
 def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) -> NewChannels:
     """The channels with the running statistics that the batch norms measured of them."""
     entries = dict(new.entries)
-    for full, like in new.entries.items():
-        name, _, key = full.rpartition(".")
-        if key in ("running_mean", "running_var"):
-            end = ends_of(model, group, name)[0] * (like.numel() // new.count)
-            values = model.get_buffer(full)[end - like.numel() : end]
-            entries[full] = values.view_as(like).clone()
+    for full, values in present_channels(model, group):
+        if full.endswith((".running_mean", ".running_var")):
+            entries[full] = values[-new.count :].clone()
     return NewChannels(entries, new.count)
 
 
