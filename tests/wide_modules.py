@@ -122,6 +122,19 @@ class BothWays(nn.Module):
         return self.head(self.norm(torch.cat([states[-2], states[-1], outputs.amax(1)], 1)))
 
 
+class Mirror(nn.Module):
+    """Adds to a stream what a layer makes of it and of its opposite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(8)
+        self.inner, self.head = nn.Linear(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.head((y + self.inner(self.norm(torch.cat([y, -y], 1)).relu())).tanh())
+
+
 class NormedSides(nn.Module):
     """Layers of both directions, normed together, and their flattened states again."""
 
@@ -678,6 +691,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "tagger": (Tagger, lambda: torch.randint(9, (8, 5)), ("embedding", "lstm", "hidden")),
     "fields": (Fields, words, ("words", "value", "inner")),
     "both ways": (BothWays, lambda: torch.randn(8, 6, 4), ("lstm",)),
+    "mirror": (Mirror, lambda: torch.randn(8, 6), ("first + inner",)),
     "normed sides": (NormedSides, lambda: torch.randn(8, 6, 4), ("gru",)),
     "cells": (Cells, lambda: torch.randn(8, 6, 4), ("inner + outer", "between")),
     "answers": (

@@ -274,6 +274,21 @@ def test_statistics_of_new_channels_behind_a_concatenation_are_theirs() -> None:
     torch.testing.assert_close(entries["norm.running_mean"], mean)
 
 
+def test_statistics_of_new_channels_go_to_each_of_their_places() -> None:
+    torch.manual_seed(0)
+    make, inputs, _ = HOSTS["mirror"]
+    model, x = make(), inputs()
+    with torch.no_grad():
+        (group,), _ = channel_groups(model.eval(), lambda: model(x))
+    backward = lambda module, batch: module(batch).square().mean().backward()  # noqa: E731
+    generator = torch.Generator().manual_seed(0)
+    new, _ = propose(model.train(), group, 3, [x], backward, generator)
+    widen(model, group, new)
+    mean = model.norm.momentum * (x @ model.first.weight[4:].T + model.first.bias[4:]).mean(0)
+    for places, expected in ((slice(4, 7), mean), (slice(11, 14), -mean)):
+        torch.testing.assert_close(model.norm.running_mean[places], expected)
+
+
 class Noisy(nn.Module):
     """Draws in each pass, as a variational autoencoder does."""
 
