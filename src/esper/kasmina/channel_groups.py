@@ -44,8 +44,8 @@ class ChannelGroup:
         silent: norms, or tables, whose new entries are 0, as what reads them is a table that also
             writes the channels, such as that of an embedding and the head of a language model.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
-            layer that writes the part, or an empty name and the length of one that stays. A reader
-            may have several parts of the group.
+            layer that writes the part, or an empty name and the length of one that stays. Several
+            parts may be of the group.
     """
 
     channels: int

@@ -66,8 +66,8 @@ class NewChannels:
 def ends_of(model: nn.Module, group: "ChannelGroup", name: str) -> list[int]:
     """How many channels of a companion or reader there are up to the last one of the group.
 
-    A reader may have them in several places. They are counted in the model, whose groups may have
-    become wider since they were traced.
+    It may have them in several places. They are counted in the model, whose groups may have become
+    wider since they were traced.
     """
     ends, end = list[int](), 0
     for writer, length in group.layouts.get(name, ((group.writers[0], 0),)):
