@@ -12,9 +12,26 @@ from esper.kasmina.nested import tensors
 from own_modules import Gpt, ResidualNet, images, tokens
 from wide_modules import temporal, transformer
 
+
+class Steps(nn.Module):
+    """A recurrent layer that adds to what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gru = nn.LayerNorm(6), nn.GRU(6, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gru(self.norm(x))[0]
+
+
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, int]]] = {
     "residual": (ResidualNet, lambda: images(8)[0], {"layer1": 2}),
     "language": (Gpt, lambda: tokens(8)[:, :-1], {"blocks": 3}),
+    "recurrent": (
+        lambda: nn.Sequential(nn.Linear(5, 6), nn.Sequential(Steps(), Steps()), nn.Linear(6, 3)),
+        lambda: torch.randn(8, 4, 5),
+        {"1": 2},
+    ),
     "weight norms": (temporal, lambda: torch.randn(8, 1, 7), {"2": 2}),
 }
 """By name: the module, inputs, and how many blocks each of its stacks has."""
