@@ -1,6 +1,7 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
-    python benchmarks/widening.py [--parts fresh normed cost gromo trained deep moment] [--write]
+    python benchmarks/widening.py [--write]
+    python benchmarks/widening.py --parts fresh normed recurrent cost gromo trained deep moment
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -10,6 +11,7 @@ in percent.
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +30,7 @@ from widening_hosts import (
     GROWN,
     HOSTS,
     NORMED_HOSTS,
+    RECURRENT_HOSTS,
     TRAIN,
     VALIDATION,
     Arm,
@@ -239,6 +242,43 @@ def normed_page(work: Path) -> list[str]:
     ]
 
 
+def recurrent(host: Host, before: tuple[str, ...]) -> dict[str, list[dict[str, float]]]:
+    """The arms of a host whose recurrent layers read what becomes wider, too."""
+    arms = {
+        "small": (host, 1, "never"), "grown": (host, 1, "widen"), "static": (host, 8, "never"),
+        **({"before": (replace(host, slots=before), 1, "widen")} if before else {}),
+    }  # fmt: skip
+    return {
+        arm: tuned(partial(from_scratch, one, times, policy, EPOCHS))
+        for arm, (one, times, policy) in arms.items()
+    }
+
+
+def recurrent_page(work: Path) -> list[str]:
+    """The table of hosts whose recurrent layers read what becomes wider, too."""
+    rows = []
+    for name, (host, before) in RECURRENT_HOSTS.items():
+        arms = kept(work / f"recurrent-{name}.json", partial(recurrent, host, before))
+        sizes = [f"{arms[arm][0]['parameters']:,.0f}" for arm in ("small", "grown")]
+        cells = [mean(of(arms[arm])) for arm in ("small", "grown", "static")]
+        earlier = arms.get("before", arms["small"])
+        rows.append(
+            (
+                name, " → ".join(sizes), *cells, mean(of(earlier)),
+                difference(arms["grown"], arms["static"]), difference(arms["grown"], earlier),
+            )
+        )  # fmt: skip
+    heads = (
+        "host", "parameters", "never grown", "grown", "static, the grown size", "grown before",
+        "grown − static", "grown − grown before",
+    )  # fmt: skip
+    return [
+        "## What recurrent layers read\n\nArms as above. *Grown before*: hidden units of the last "
+        "layer alone, of both directions none.",
+        table(heads, rows),
+    ]
+
+
 def repeated_page(work: Path) -> list[str]:
     """The table of the grown and the static network on more seeds."""
     rows = []
@@ -349,6 +389,7 @@ DEEP: dict[str, Any] = {
 PARTS = {
     "fresh": fresh_page,
     "normed": normed_page,
+    "recurrent": recurrent_page,
     "cost": cost_page,
     "repeated": repeated_page,
     "gromo": gromo_page,

@@ -114,13 +114,40 @@ class Reader(nn.Module):
         return self.head(self.norm(self.lstm(x.unflatten(1, (8, -1)))[1][0][0]))
 
 
-class Tagger(nn.Module):
-    """An LSTM that reads bytes and tags each."""
+class Chain(nn.Module):
+    """An LSTM that reads what another makes of an image row by row."""
 
     def __init__(self, inputs: int, width: int, outputs: int):
         super().__init__()
-        self.bytes = nn.Embedding(256, 16)
-        self.lstm = nn.LSTM(16, width, batch_first=True)
+        self.first = nn.LSTM(inputs // 8, width, batch_first=True)
+        self.second = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        return self.head(self.second(self.first(x.unflatten(1, (8, -1)))[0])[1][0][0])
+
+
+class BothWays(nn.Module):
+    """An LSTM of both directions over the rows of an image."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs // 8, width, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(2 * width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        return self.head(self.lstm(x.unflatten(1, (8, -1)))[0].mean(1))
+
+
+class Tagger(nn.Module):
+    """An LSTM that reads bytes and tags each."""
+
+    def __init__(self, inputs: int, width: int, outputs: int, embedding: int = 16):
+        super().__init__()
+        self.bytes = nn.Embedding(256, embedding)
+        self.lstm = nn.LSTM(embedding, width, batch_first=True)
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -387,6 +414,18 @@ NORMED_HOSTS = {
     "GPT with a tied head, bytes": Host(TiedGpt, text_windows, 4),
 }
 """Of width 4, behind norms that see all channels; those of the LSTM are copied."""
+RECURRENT_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
+    "LSTM behind an LSTM, noisy digits": (Host(Chain, noisy_digits, 4), ("second",)),
+    "LSTM of both directions, noisy digits": (Host(BothWays, noisy_digits, 4), ()),
+    "LSTM tagger, embedding of 16, bytes": (
+        Host(lambda i, width, o: Tagger(i, width, o, 16 if width == 4 else 32), source_windows, 4),
+        ("lstm",),
+    ),
+    "LSTM tagger, embedding of 4, bytes": (
+        Host(lambda i, width, o: Tagger(i, width, o, width), source_windows, 4), ("lstm",),
+    ),
+}  # fmt: skip
+"""Of width 4, and the layers of each that became wider before what recurrent layers read did."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}
 """How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]
