@@ -98,9 +98,13 @@ class ChannelGroup:
         text = f"{self.width} -> {self.width + rows * count} channels"
         return " and ".join([text, *dict.fromkeys(h.change(n) for h, n in self.parts(count)[1:])])
 
+    def has_places(self, layer: str) -> bool:
+        """Whether these are but some of the channels of a companion, see ``layouts``."""
+        return layer in self.layouts and layer not in self.writers
+
     def rows(self, layer: str, size: int, channels: int) -> int:
         """How many of ``size`` entries of a writer or companion belong to one of the channels."""
-        parts = () if layer in self.writers else self.layouts.get(layer, ())
+        parts = self.layouts[layer] if self.has_places(layer) else ()
         return sum(writer in self.writers for writer, _ in parts) or size // channels
 
 

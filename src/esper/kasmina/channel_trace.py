@@ -198,15 +198,16 @@ class Recorder(TorchFunctionMode):
         sources = self._wide(name, inputs, tags)
         locations = self._locations(func, args, kwargs, sources, tags)
         groups = {tag.group for tag in tags.values()}
-        most = max(group.channels for group in groups)
-        widest = {group for group in groups if group.channels == most}
-        if None in locations and len(groups) > len(widest) == 1:
+        if None in locations and len(groups) > 1:
             # Perhaps the others belong to another axis, as slots of attention do.
-            alone = [x for x in sources if tags[id(x)].group in widest]
-            if None not in (further := self._locations(func, args, kwargs, alone, tags)):
-                for group in groups - widest:
+            *_, second, widest = sorted(groups, key=lambda each: each.channels)
+            alone = [x for x in sources if tags[id(x)].group is widest]
+            if second.channels < widest.channels and None not in (
+                further := self._locations(func, args, kwargs, alone, tags)
+            ):
+                for group in groups - {widest}:
                     group.refuse(f"{name} mixes its channels")
-                sources, locations, groups = alone, further, widest
+                sources, locations, groups = alone, further, {widest}
         output = func(*args, **kwargs)
         outputs = list(tensors(output))
         if not outputs or not locations:
@@ -404,8 +405,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         """A recurrent layer: reads its input, and begins with hidden units as those it writes."""
         group, states = self._of_writer(name, layer.hidden_size), list[TracedGroup]()
-        for x in (x for x in inputs if id(x) in tags):
-            tag = tags[id(x)]
+        for x, tag in ((x, tags[id(x)]) for x in inputs if id(x) in tags):
             if x is inputs[0] and reading_names(layer)[0] in layer._parameters:
                 self._read(name, tag, x.ndim - 1)
             elif x is not inputs[0] and tag.is_plain and tag.position.axis == x.ndim - 1:

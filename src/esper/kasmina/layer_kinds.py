@@ -176,8 +176,7 @@ def channel_axis(layer: nn.Module, x: Tensor) -> int:
 
 def gates_of(module: nn.Module) -> int:
     """How many rows of each parameter of a layer belong to one channel."""
-    threes = nn.GRU | nn.GRUCell | nn.MultiheadAttention
-    gates = (nn.LSTM | nn.LSTMCell, 4), (threes, 3)
+    gates = (nn.LSTM | nn.LSTMCell, 4), (nn.GRU | nn.GRUCell | nn.MultiheadAttention, 3)
     return next((count for kind, count in gates if isinstance(module, kind)), 1)
 
 

@@ -91,8 +91,7 @@ def present_channels(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[
     for name in (*group.writers, *group.companions):
         module, tensors = layer_at(model, name)
         gates = group.units.get(name, (1, 1))[0] * gates_of(module)
-        is_part = name in group.layouts and name not in group.writers
-        ends = ends_of(model, group, name) if is_part else []
+        ends = ends_of(model, group, name) if group.has_places(name) else []
         for full, _, x in tensors:
             rows = rows_first(module, x.detach())
             rows = torch.cat([rows[end - channels : end] for end in ends]) if ends else rows

@@ -125,7 +125,7 @@ def _lengthen(
             entry = new.entries.get(full)
             if entry is not None and not _put_shared(change, module, key, x):
                 old = rows_first(module, x.detach())
-                positions = [len(old)] if is_writer or name not in group.layouts else ends[name]
+                positions = ends[name] if group.has_places(name) else [len(old)]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
                 value, several = old, entry.to(x).unbind(1) if len(positions) > 1 else [entry.to(x)]
                 for end, each in zip(reversed(positions), reversed(several), strict=True):
