@@ -84,8 +84,8 @@ def looking(results: Path) -> str:
             for where, one in suite.items()
         )
         texts.append(
-            "- **On average over the two families that pass the gate**, the controllers of each "
-            f"minus its best rule: {parts}. ([results](benchmarks/results/policy_suite.md))"
+            "- **On average over both families**, the controllers of each minus its best rule: "
+            f"{parts}. ([results](benchmarks/results/policy_suite.md))"
         )
     return "\n".join(texts)
 

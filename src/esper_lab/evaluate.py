@@ -84,7 +84,7 @@ class EvaluateArguments:
     """Episodes per host of a learned policy that samples its actions."""
     split_seed: int | None = setting(None, SEEDS)
     """Seed of the split into training, validation and test images of the fresh hosts, for tasks
-    that draw it; by default 0 to 3 in turn. Rules are tuned on other splits."""
+    that draw it; by default 0 to 15 in turn. Rules are tuned on other splits."""
     slots: tuple[str, ...] = ()
     """Slots in which hosts grow, as in `esper train`; by default those of the policy's run."""
     out: Path | None = None

@@ -6,6 +6,7 @@ fresh hosts; splits are drawn from one set of images, so they share test images.
 """
 
 from collections.abc import Sequence
+from math import lcm
 
 from esper.leyline.errors import UsageError
 from esper.runtime.tasks import FAMILIES, SUITES, Task, find_all
@@ -13,7 +14,7 @@ from esper_lab.play import Hosts, Population
 
 TRAINING_HOSTS, FRESH_HOSTS = 0, 1 << 20
 """Identities of the first training host and of the first fresh host."""
-SPLITS = 0, 1, 2, 3
+SPLITS = tuple(range(16))
 """Seeds of the splits of the fresh hosts' data, in turn."""
 MIN_TRAINING = 20
 """Fewest hosts of one horizon on which rules are tuned, if the training hosts differ in it."""
@@ -85,12 +86,12 @@ def hosts_by_horizon(
         UsageError: there is no such suite, or too few of the hosts have one horizon.
     """
     training_splits = [(max(splits) + 1 + i) % (1 << 32) for i in range(len(splits))]
-    lessons, tasks = ([t.with_slots(slots) for t in find_all([name])] for name in (training, fresh))
-    training_tasks = _by_horizon(tasks_in_turn(lessons, counts[0], training_splits))
-    training_hosts = _populations(training_tasks, TRAINING_HOSTS, threads)
-    fresh_hosts = _populations(
-        _by_horizon(tasks_in_turn(tasks, counts[1], splits)), FRESH_HOSTS, threads
+    lessons, tasks = (
+        tuple(t.with_slots(slots) for t in find_all([name])) for name in (training, fresh)
     )
+    lessons = tasks_in_turn(lessons, counts[0], training_splits)
+    training_hosts = _populations(lessons, TRAINING_HOSTS, threads)
+    fresh_hosts = _populations(tasks_in_turn(tasks, counts[1], splits), FRESH_HOSTS, threads)
     parts = []
     for horizon, population in fresh_hosts.items():
         if len(population.tasks) == 1 < counts[1]:
@@ -105,19 +106,13 @@ def hosts_by_horizon(
     return parts
 
 
-def _by_horizon(tasks: Sequence[Task]) -> dict[Horizon, list[Task]]:
+def _populations(tasks: Sequence[Task], first: int, threads: int) -> dict[Horizon, Population]:
+    """Populations by horizon, whose identities follow one another from ``first``."""
     groups: dict[Horizon, list[Task]] = {}
     for task in tasks:
         groups.setdefault(task.horizon, []).append(task)
-    return groups
-
-
-def _populations(
-    tasks: dict[Horizon, list[Task]], first: int, threads: int
-) -> dict[Horizon, Population]:
-    """Populations whose identities follow one another from ``first``."""
     populations = {}
-    for horizon, members in tasks.items():
+    for horizon, members in groups.items():
         populations[horizon] = Population(tuple(members), first, threads=threads)
         first += len(members)
     return populations
@@ -148,10 +143,11 @@ def _training_of_part(
 def tasks_in_turn(tasks: Sequence[Task], count: int, splits: Sequence[int]) -> tuple[Task, ...]:
     """The tasks of ``count`` hosts.
 
-    Every task meets the split seeds in turn, and so do the draws of a family, each of which is a
-    task with few hosts. Without ``splits`` the tasks stay as they are.
+    Both tasks and splits come in turn; once all pairs that this gives are there, the splits move on
+    by one. Without ``splits`` the tasks stay as they are.
     """
-    positions = (divmod(host, len(tasks)) for host in range(count))
+    hosts = [(host, tasks[host % len(tasks)]) for host in range(count)]
     if not splits:
-        return tuple(tasks[column] for _, column in positions)
-    return tuple(tasks[c].with_split(splits[(r + c) % len(splits)]) for r, c in positions)
+        return tuple(task for _, task in hosts)
+    period = lcm(len(tasks), len(splits))
+    return tuple(task.with_split(splits[(n + n // period) % len(splits)]) for n, task in hosts)

@@ -28,8 +28,14 @@ def identity(hosts: Hosts) -> str:
 
 
 def test_every_task_meets_every_split_and_so_do_the_draws_of_a_family():
-    tasks = tasks_in_turn(find_all(["suite"]), 56, range(1, 9))
-    assert len({(task.name, task.split_seed) for task in tasks}) == 56
+    some = (find_all(["adaptation"])[:count] for count in (1, 4, 6, 16))
+    for tasks in (
+        find_all(["suite"]),
+        *some,
+    ):  # in numbers that share a factor with the splits, too
+        hosts = tasks_in_turn(tasks, 8 * len(tasks), range(1, 9))
+        assert len({(task.name, task.split_seed) for task in hosts}) == 8 * len(tasks)
+        assert np.ptp(np.bincount([task.split_seed or 0 for task in hosts[:24]])[1:]) <= 1
     draws = tasks_in_turn(find_all(["adaptation_held_out"]), 128, range(1, 9))
     assert np.bincount([task.split_seed or 0 for task in draws]).tolist() == [0, *[16] * 8]
     plain = tasks_in_turn(find_all(["suite"]), 8, ())
@@ -60,8 +66,8 @@ def test_fresh_hosts_have_the_splits_in_turn_and_rules_are_tuned_on_others():
     for suite in ("adaptation", "suite", "digits"):
         hosts = only(evaluation_hosts(suite, 40, 80, 1))
         seeds = [task.split_seed for task in hosts.fresh.tasks]
-        assert np.bincount(seeds).tolist() == [20] * 4
-        assert {task.split_seed for task in hosts.training.tasks} == {4, 5, 6, 7}
+        assert np.bincount(seeds).tolist() == [5] * 16
+        assert {task.split_seed for task in hosts.training.tasks} == {*range(16, 32)}
     suite_hosts = only(evaluation_hosts("suite", 40, 28, 1)).fresh.tasks
     assert len({(task.name, task.split_seed) for task in suite_hosts}) == 28
     five, six = (only(evaluation_hosts("digits", 20, 4, 1, (seed,))) for seed in (5, 6))
@@ -87,16 +93,14 @@ def test_held_out_hosts_are_played_by_horizon_and_rules_are_tuned_on_other_split
         assert part.training == found[0].training
         assert {task.split_seed for task in part.fresh.tasks} <= set(range(8))
         assert {task.split_seed for task in part.training.tasks} <= set(range(8, 16))
-    same = hosts_by_horizon("adaptation", "adaptation_held_out", (20, 40), range(4), 1)
+    same = hosts_by_horizon("adaptation", "adaptation_held_out", (20, 40), range(16), 1)
     assert identity(only(same)) == identity(only(evaluation_hosts("adaptation", 20, 40, 1)))
 
 
 def mixed(number: int, lengths: tuple[int, ...]) -> Task:
     """Every second draw has the second length."""
-    length = lengths[number % 2]
-    return replace(
-        tiny(number // 2 % 2), name=f"mixed:{number}", family="mixed", episode_length=length
-    )
+    host, name = tiny(number // 2 % 2), f"mixed:{number}"
+    return replace(host, name=name, family="mixed", episode_length=lengths[number % 2])
 
 
 def family_of(*lengths: int) -> None:
@@ -134,9 +138,8 @@ def test_no_rule_is_tuned_on_hosts_whose_episodes_are_longer():
     add_family(short)
     with pytest.raises(UsageError, match=r"^suite: no rule can be tuned for short:0, .* of mixed "):
         hosts_by_horizon("mixed", "short", (20, 4), (), 1)
-    assert (
-        only(hosts_by_horizon("short", "mixed", (4, 4), (), 1)).training.tasks[0].name == "short:0"
-    )
+    lessons = only(hosts_by_horizon("short", "mixed", (4, 4), (), 1)).training
+    assert lessons.tasks[0].name == "short:0"
 
 
 # --- joined ------------------------------------------------------------------------------------

@@ -175,32 +175,30 @@ def changed(place: int, **values: object) -> Evaluation:
     return msgspec.structs.replace(FOUND, rungs=rungs)
 
 
-@pytest.mark.parametrize(
-    ("damaged", "says"),
-    [
-        (changed(2, utility=[0.5]), "'one look' has not one value per host"),
-        (changed(4, chosen=[6] * HOSTS), "'clairvoyant per host' chooses an unknown plan"),
-        (changed(4, name="other"), "controls are missing"),
-        (changed(0, name="other"), "does not begin with 'never grow'"),
-        (changed(2, score=[0.5]), "'one look' has not one value per host"),
-        (msgspec.structs.replace(FOUND, tasks=[]), "on at least one host"),
-        (msgspec.structs.replace(FOUND, rents=[0.1]), "it has not one price per host"),
-    ],
+DAMAGED = (
+    (changed(2, utility=[0.5]), "'one look' has not one value per host"),
+    (changed(4, chosen=[6] * HOSTS), "'clairvoyant per host' chooses an unknown plan"),
+    (changed(4, name="other"), "controls are missing"),
+    (changed(0, name="other"), "does not begin with 'never grow'"),
+    (changed(2, score=[0.5]), "'one look' has not one value per host"),
+    (msgspec.structs.replace(FOUND, tasks=[]), "on at least one host"),
+    (msgspec.structs.replace(FOUND, rents=[0.1]), "it has not one price per host"),
 )
-def test_a_damaged_ladder_is_refused_and_the_report_shows_the_rest(tmp_path, damaged, says: str):
-    run = recorded_run(tmp_path / "run", 1)
-    folder = run / LADDERS
+
+
+def test_damaged_ladders_are_refused_and_the_report_shows_the_rest(tmp_path):
+    folder = (run := recorded_run(tmp_path / "run", 1)) / LADDERS
     folder.mkdir()
-    good = msgspec.structs.replace(FOUND, policy="elsewhere")
-    for name, content in (("tiny", good), ("bad", damaged), ("copy", FOUND)):
+    for name, content in (("tiny", msgspec.structs.replace(FOUND, policy="else")), ("copy", FOUND)):
         (folder / f"{name}.json").write_bytes(encoded(content))
-    with pytest.raises(UsageError, match=r"^evaluation: .*bad\.json is damaged .*evaluate again$"):
-        read_evaluation(folder / "bad.json")
+    for number, (damaged, _) in enumerate(DAMAGED):
+        (folder / f"bad{number}.json").write_bytes(encoded(damaged))
+        with pytest.raises(UsageError, match=r"^evaluation: .*\.json is damaged .*evaluate again$"):
+            read_evaluation(folder / f"bad{number}.json")
     text = write_report([run], tmp_path / "report.html").read_text()
-    notes = unescape(text)
-    page = check(text)
-    assert "bad.json is damaged" in notes
-    assert says in notes
+    notes, page = unescape(text), check(text)
+    for number, (_, says) in enumerate(DAMAGED):
+        assert re.search(rf"bad{number}\.json is damaged[^\n;]*{re.escape(says)}", notes)
     assert "copy.json is of tiny; rename it" in notes
     assert "run on tiny" in page.plots
     assert "Gain over the twin" in page.plots
