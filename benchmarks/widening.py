@@ -30,6 +30,7 @@ from widening_hosts import (
     GROWN,
     HOSTS,
     NORMED_HOSTS,
+    PRODUCT_HOSTS,
     RECURRENT_HOSTS,
     TRAIN,
     VALIDATION,
@@ -242,8 +243,8 @@ def normed_page(work: Path) -> list[str]:
     ]
 
 
-def recurrent(host: Host, before: tuple[str, ...]) -> dict[str, list[dict[str, float]]]:
-    """The arms of a host whose recurrent layers read what becomes wider, too."""
+def beside_before(host: Host, before: tuple[str, ...]) -> dict[str, list[dict[str, float]]]:
+    """The arms of a host of which only some layers, or none, became wider before."""
     arms = {
         "small": (host, 1, "never"), "grown": (host, 1, "widen"), "static": (host, 8, "never"),
         **({"before": (replace(host, slots=before), 1, "widen")} if before else {}),
@@ -254,11 +255,11 @@ def recurrent(host: Host, before: tuple[str, ...]) -> dict[str, list[dict[str, f
     }
 
 
-def recurrent_page(work: Path) -> list[str]:
-    """The table of hosts whose recurrent layers read what becomes wider, too."""
+def before_table(work: Path, hosts: dict[str, tuple[Host, tuple[str, ...]]]) -> str:
+    """The table of hosts of which only some layers, or none, became wider before."""
     rows = []
-    for name, (host, before) in RECURRENT_HOSTS.items():
-        arms = kept(work / f"recurrent-{name}.json", partial(recurrent, host, before))
+    for name, (host, before) in hosts.items():
+        arms = kept(work / f"before-{name}.json", partial(beside_before, host, before))
         sizes = [f"{arms[arm][0]['parameters']:,.0f}" for arm in ("small", "grown")]
         cells = [mean(of(arms[arm])) for arm in ("small", "grown", "static")]
         earlier = arms.get("before", arms["small"])
@@ -272,10 +273,24 @@ def recurrent_page(work: Path) -> list[str]:
         "host", "parameters", "never grown", "grown", "static, the grown size", "grown before",
         "grown − static", "grown − grown before",
     )  # fmt: skip
+    return table(heads, rows)
+
+
+def recurrent_page(work: Path) -> list[str]:
+    """The table of hosts whose recurrent layers read what becomes wider, too."""
     return [
         "## What recurrent layers read\n\nArms as above. *Grown before*: hidden units of the last "
         "layer alone, of both directions none.",
-        table(heads, rows),
+        before_table(work, RECURRENT_HOSTS),
+    ]
+
+
+def product_page(work: Path) -> list[str]:
+    """The table of hosts that sum products of channels."""
+    return [
+        "## What is multiplied with other channels\n\nArms as above. *Grown before*: of the towers "
+        "their hidden layers, of the others nothing.",
+        before_table(work, PRODUCT_HOSTS),
     ]
 
 
@@ -390,6 +405,7 @@ PARTS = {
     "fresh": fresh_page,
     "normed": normed_page,
     "recurrent": recurrent_page,
+    "products": product_page,
     "cost": cost_page,
     "repeated": repeated_page,
     "gromo": gromo_page,

@@ -141,6 +141,51 @@ class BothWays(nn.Module):
         return self.head(self.lstm(x.unflatten(1, (8, -1)))[0].mean(1))
 
 
+class AttentiveReader(nn.Module):
+    """An LSTM over the rows of an image, and a query that asks for some of its states."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.lstm = nn.LSTM(inputs // 8, width, batch_first=True)
+        self.query, self.head = nn.Linear(inputs, width), nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        states = self.lstm(x.unflatten(1, (8, -1)))[0]
+        weights = (states @ self.query(x)[:, :, None]).softmax(1)
+        return self.head((weights * states).sum(1))
+
+
+class Factors(nn.Module):
+    """Entries of a matrix as products of a vector for each row and one for each column."""
+
+    def __init__(self, _: int, width: int, __: int):
+        super().__init__()
+        self.rows, self.columns = nn.Embedding(1797, width), nn.Embedding(64, width)
+        self.levels = nn.Embedding(64, 1)
+        for table in self.rows, self.columns:
+            nn.init.normal_(table.weight, std=0.5 * width**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows and columns ``[B, K, 2]`` to entries ``[B, K]``."""
+        products = self.rows(x[..., 0]) * self.columns(x[..., 1])
+        return products.sum(-1) + self.levels(x[..., 1])[..., 0]
+
+
+class Towers(nn.Module):
+    """Tells whether two images show the same digit, by the product of a vector for each."""
+
+    def __init__(self, inputs: int, width: int, _: int):
+        super().__init__()
+        one, two = (perceptron(inputs // 2, width, width) for _ in range(2))
+        self.one, self.two, self.level = one, two, nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B]``."""
+        one, two = x.chunk(2, 1)
+        return (self.one(one) * self.two(two)).sum(1) + self.level
+
+
 class Tagger(nn.Module):
     """An LSTM that reads bytes and tags each."""
 
@@ -315,6 +360,35 @@ def noisy_digits(seed: int) -> tuple[Tensor, Tensor]:
     return (x + 0.5 * torch.randn(x.shape, generator=generator))[order], y[order]
 
 
+def entries(seed: int) -> tuple[Tensor, Tensor]:
+    """Pixels of digits, 40 a sample: image and number of each, and its value."""
+    pixels = torch.tensor(load_digits().data, dtype=torch.float32)
+    order = torch.randperm(pixels.numel(), generator=torch.Generator().manual_seed(seed))[:112_000]
+    values = (pixels - pixels.mean()) / pixels.std()
+    x, y = torch.stack([order // 64, order % 64], 1), values.flatten()[order]
+    return x.view(-1, 40, 2), y.view(-1, 40)
+
+
+def pairs(seed: int) -> tuple[Tensor, Tensor]:
+    """Two digits a sample, and whether they are of the same class: one pair in two is.
+
+    Images of the training samples are in no other samples.
+    """
+    data, generator = load_digits(), torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(data.data), generator=generator)
+    x, y = (
+        torch.tensor(data.data, dtype=torch.float32)[order] / 16,
+        torch.tensor(data.target)[order],
+    )
+    part = torch.arange(2800) >= TRAIN
+    first = torch.where(part, 1000, 0) + torch.randint(797, (2800,), generator=generator)
+    same = torch.rand(2800, generator=generator) < 0.5
+    is_apart = (torch.arange(len(y)) >= 1000) == part[:, None]
+    chances = ((y[first, None] == y) == same[:, None]) & is_apart
+    second = torch.multinomial(chances.float(), 1, generator=generator)[:, 0]
+    return torch.cat([x[first], x[second]], 1), same.float()
+
+
 def signals(seed: int) -> tuple[Tensor, Tensor]:
     """MNIST-1D (Greydanus, 2020)."""
     data = mnist1d()
@@ -426,6 +500,14 @@ RECURRENT_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Of width 4, and the layers of each that became wider before what recurrent layers read did."""
+PRODUCT_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
+    "factors of a matrix, pixels of digits": (Host(Factors, entries, 4, "mse"), ()),
+    "two towers, pairs of digits": (
+        Host(Towers, pairs, 4, "binary_cross_entropy"), ("one.0", "one.2", "two.0", "two.2"),
+    ),
+    "LSTM with a query, noisy digits": (Host(AttentiveReader, noisy_digits, 4), ()),
+}  # fmt: skip
+"""The same of hosts that multiply channels with others and sum the products."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}
 """How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]

@@ -601,6 +601,52 @@ class NormedReader(nn.Module):
         return self.head(self.norm(self.lstm(x.transpose(0, 1))[0][-1]))
 
 
+class Factors(nn.Module):
+    """Products of the rows of two tables, and of one with the whole of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.columns = nn.Embedding(9, 4), nn.Embedding(9, 4)
+        self.levels = nn.Embedding(9, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.rows(x[:, 0])
+        single = torch.bmm(self.columns(x), row[:, :, None])[..., 0] + self.levels(x)[..., 0]
+        return torch.cat([single, row @ self.columns.weight.T], 1)
+
+
+class Query(nn.Module):
+    """A weighted mean of states, by their products with a query."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.query = nn.LSTM(4, 5, batch_first=True), nn.Linear(4, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.lstm(x)[0]
+        weights = (states * self.query(x.mean(1))[:, None]).sum(-1, keepdim=True).softmax(1)
+        return self.head((weights * states).sum(1))
+
+
+class Pairs(nn.Module):
+    """Products of two representations, each behind a norm of all of its channels."""
+
+    def __init__(self, norm: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.norms = [norm(), norm()]
+        for name, each in zip("ab", self.norms, strict=True):
+            if isinstance(each, nn.Module):
+                self.add_module(name, each)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = (
+            norm(y) for norm, y in zip(self.norms, (self.left(x), self.right(x)), strict=True)
+        )
+        return left @ right.T
+
+
 def zero_start() -> nn.Module:
     """Residual blocks whose last norms begin at 0 (Goyal et al., 2017)."""
     module = ResidualNet()
@@ -698,6 +744,13 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         Answers, words, ("words", "both", "join", "encoder + decoder", "key + query", "start"),
     ),
     "tied reader": (TiedReader, words, ("words + lstm",)),
+    "factors": (Factors, words, ("rows + columns",)),
+    "query": (Query, lambda: torch.randn(8, 6, 4), ("lstm + query",)),
+    "pairs": (lambda: Pairs(lambda: nn.LayerNorm(4)), lambda: torch.randn(8, 6), ("left + right",)),
+    "directions": (
+        lambda: Pairs(lambda: nn.functional.normalize), lambda: torch.randn(8, 6),
+        ("left + right",),
+    ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),

@@ -405,6 +405,43 @@ class Unsaved(nn.Module):
         return x + self.shift
 
 
+class Neighbours(nn.Module):
+    """Products of words with all words, from the same table or another."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.others = self.words if tied else nn.Embedding(9, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = self.words(x).mean(1)
+        whole = mean @ self.others.weight.T
+        return (
+            whole
+            if self.others is self.words
+            else whole + (mean * self.others(x[:, 0])).sum(1)[:, None]
+        )
+
+
+def test_of_two_factors_one_begins_at_0_and_of_tables_the_other_is_small() -> None:
+    torch.manual_seed(0)
+    model = HOSTS["factors"][0]()
+    (group,) = groups_of(model, words())[0]
+    new = starts.random_channels(model, group, 64, 68, torch.Generator().manual_seed(0)).entries
+    assert not new["columns.weight"].any()
+    share = float(new["rows.weight"].std() / model.get_parameter("rows.weight").std())
+    assert share == pytest.approx(starts.FACTOR, rel=0.2)
+    reason = groups_of(Neighbours(tied=True), words())[1]["words"]
+    assert reason == "the same layers write both factors of a product"
+    assert [each.name for each in groups_of(Neighbours(tied=False), words())[0]] == [
+        "words + others"
+    ]
+    gated = HOSTS["gated"]  # a layer reads the products
+    assert not any(each.silent for each in groups_of(gated[0](), gated[1]())[0])
+    mean = Joined(lambda m, _, x: m.one(x) @ m.two(x).T / m.one(x).shape[1])
+    assert "one + two" not in groups_of(mean, torch.randn(8, 4))[1]
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [
@@ -413,6 +450,8 @@ class Unsaved(nn.Module):
         (Joined(lambda m, y, _: m.head(y.softmax(-1))), "one", "softmax mixes its channels"),
         (Joined(lambda m, y, x: m.head(y + m.three(x))), "one", "add mixes its channels"),
         (NormSum(), "two + one", "they meet others or their number"),
+        (Joined(lambda m, _, x: (m.three(x) @ m.three.weight).sum(1)), "three", "matmul mixes"),
+        (Joined(lambda m, _, x: torch.cdist(m.one(x), m.two(x))), "one", "cdist mixes"),
         (
             Joined(lambda m, _, x: m.head(m.three(x).view(-1, 4))), "three",
             "is written into it: mat1 and mat2 shapes",

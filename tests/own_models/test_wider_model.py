@@ -13,9 +13,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import esper
 from esper.kasmina.wider_layers import layer_sizes
 from esper.leyline.errors import UsageError
-from esper.own_models import layer_growth
+from esper.own_models import layer_growth, new_units
 from own_modules import loader, unchanged
-from wide_modules import Twice, multilayer, normed
+from wide_modules import HOSTS, Twice, multilayer, normed
 
 
 class Loop:
@@ -175,6 +175,15 @@ def test_a_later_process_resumes_the_loop_in_the_same_bits(function: str) -> Non
     torch.set_rng_state(random)
     later.train(3)
     assert equal(loop.state(), later.state())
+
+
+def test_factors_of_large_tables_have_no_candidates(monkeypatch) -> None:
+    """Nothing with weights reads the products, by which they could be compared."""
+    monkeypatch.setattr(new_units, "CANDIDATES", 10**12)
+    make, inputs, (group,) = HOSTS["factors"]
+    model, x = make(), inputs()
+    change = esper.widen(model, [(x, model(x).detach())], loss="mse", factor=3)
+    assert str(change).startswith(f"{group}: 4 -> 12 channels\n")
 
 
 def test_slots_price_and_limit_restrict_what_becomes_wider() -> None:

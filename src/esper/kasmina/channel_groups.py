@@ -8,7 +8,7 @@ in a concatenation each group keeps its place, or several, as in a flattened seq
 function mixes the channels of a layer, such as attention or a gated unit, larger *units* of its
 rows are tried: heads, or pairs of a value and its gate. A function that mixes these too refuses the
 group by its name, unless it may be one that sees no more of them than their mean or mean square,
-such as a layer norm.
+such as a layer norm, or one that sums products with other channels, such as a dot product.
 """
 
 from collections import Counter, defaultdict
@@ -147,20 +147,22 @@ def channel_groups(
     if failures & units.keys():
         units = {name: unit for name, unit in units.items() if name not in failures}
         groups = _pass(model, run, units, trials)
-    mixable = {name for group in groups if group.is_mixed for name in group.writers}
-    again = _pass(model, run, units, trials, mixable) if mixable else []
-    candidates = {
-        g.writers[0]: g
-        for g in again
-        if g.is_balanced and mixable.issuperset(g.writers) and g.channels <= MOST_BALANCED
-    }
-    wide, reasons = [], {}
+    mixtures = [group for group in groups if group.is_mixed]
+    mixable = {name for group in mixtures for name in group.writers}
+    candidates = defaultdict[str, list[TracedGroup]](list)
+    for contracts in (False, True):
+        if all(g.writers[0] in candidates and not (g.products or g.silent) for g in mixtures):
+            break
+        for group in _pass(model, run, units, trials, mixable, contracts):
+            is_small = group.is_balanced and group.channels <= MOST_BALANCED
+            is_new = not group.reason and mixable.issuperset(group.writers)
+            if is_new and (group.contracts if contracts else is_small):
+                candidates[group.writers[0]].append(group)
+    wide, reasons = list[ChannelGroup](), dict[str, str]()
     for group in groups:
-        one = candidates.get(group.writers[0], group) if group.reason else group
         if group.reason:
             reasons[_frozen(group).name] = group.reason
-        if not one.reason:
-            wide.append(_frozen(one))
+        wide += map(_frozen, candidates[group.writers[0]] if group.reason else [group])
     return wide, reasons
 
 
@@ -182,9 +184,10 @@ def _pass(
     units: Mapping[str, Unit],
     trials: Trials,
     mixable: Collection[str] = (),
+    contracts: bool = False,
 ) -> list[TracedGroup]:
     """The groups of a forward pass that are no outputs, see ``Recorder``."""
-    recorder = Recorder(model, units, trials, mixable)
+    recorder = Recorder(model, units, trials, mixable, contracts)
     with recorder:
         output = run()
     for leaf in leaf_tensors(output):
@@ -209,6 +212,11 @@ def _pass(
         holders = Counter(id(p) for p in parameters)
         if any(recorder.uses[x] > (n if x in tables else 1) for x, n in holders.items()):
             group.reason = group.reason or "a layer shares its parameters with another module"
-        if not group.readers:
+        for factors in group.products if group.contracts else ():
+            if not any({*group.silent} >= {*writers} for writers, _ in factors):
+                group.silent += factors[0][group.is_balanced]
+        if {*group.writers} <= {*group.silent}:
+            group.reason = group.reason or "the same layers write both factors of a product"
+        if not (group.readers or group.contracts or group.silent):
             group.reason = group.reason or "no layer reads it"
     return groups

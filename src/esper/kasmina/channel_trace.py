@@ -35,6 +35,7 @@ _LAYERS = {
     "addmm",
     *(f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)),
 }
+_MATMULS = {"matmul", "__matmul__", "mm"}
 _LOOKUPS = {"embedding", "embedding_bag"}
 _RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 _RECURRENT |= {f"{name}_cell" for name in _RECURRENT}
@@ -42,6 +43,7 @@ _BROADCASTS = {"add", "__add__", "__radd__", "__iadd__", "add_", "mul", "__mul__
 _BROADCASTS |= {"__imul__", "mul_", "layer_norm", "rms_norm", "masked_fill", "where"}
 _BROADCASTS |= {"scaled_dot_product_attention"}
 """Functions that lay a parameter along the last axes of an activation."""
+_PRODUCTS = {"mul", "__mul__", "__rmul__", "__imul__", "mul_"}
 _SOFTMAX = {"softmax", "scaled_dot_product_attention"}
 _CONCATENATIONS = {"cat", "concat", "concatenate"}
 
@@ -58,6 +60,7 @@ class Recorder(TorchFunctionMode):
         units: by layer, what of its rows counts as a channel.
         trials: filled by the pass.
         mixable: layers whose channels a function may mix, if all of a group are among them.
+        contracts: whether a function may also sum products of their channels.
     """
 
     def __init__(
@@ -66,11 +69,12 @@ class Recorder(TorchFunctionMode):
         units: Mapping[str, Unit],
         trials: Trials,
         mixable: Collection[str] = (),
+        contracts: bool = False,
     ):
         super().__init__()
-        self._mixable = set(mixable)
+        self._mixable, self._contracts = set(mixable), contracts
         self._model, self._units, self._trials, self._number = model, units, trials, 0
-        self._weights = list[Tensor]()
+        self._weights, self._transposes = list[Tensor](), dict[int, int]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
@@ -162,14 +166,10 @@ class Recorder(TorchFunctionMode):
         inputs = list(tensors((args, kwargs)))
         tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
         name = getattr(func, "__name__", str(func))
-        if name in _LAYERS:
-            begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
-            operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
-            owner, layer, _ = self._owners.get(id(operands.get(keys[1])), ("", None, ()))
-            if isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | Table):
-                output = func(*args, **kwargs)
-                self._layer(owner, layer, operands[keys[0]], output)
-                return output
+        if name in _LAYERS | _MATMULS and (reading := self._reading(name, args, kwargs)):
+            output = func(*args, **kwargs)
+            self._layer(*reading, output)
+            return output
         if name in _LOOKUPS and (table := self._tables.get(id(inputs[1]))):
             output = func(*args, **kwargs)
             for each, module in table.items():
@@ -213,6 +213,8 @@ class Recorder(TorchFunctionMode):
         if not outputs or not locations:
             return output  # its shape, another number, or zeros of its shape
         is_mixed = len(locations) != len(outputs) or None in locations
+        if is_mixed and self._contracts and self._contract(groups):
+            return output
         if is_mixed and len(groups) == 1 and self._may_mix(*groups):
             # Of a mean, a variance and the like nothing but the layer's own shape is followed.
             starts = {x.shape: tags[id(x)].position for x in sources}
@@ -226,12 +228,22 @@ class Recorder(TorchFunctionMode):
             return output
         for x in sources:
             self._companion(inputs, x, tags[id(x)], name)
-        first = self._union(groups)
+        first = self._product(groups) if name in _PRODUCTS else self._union(groups)
         first.attends |= name in _SOFTMAX
         for x, position in zip(outputs, locations, strict=True):
             if position is not None and position.axis != NO_AXIS:
                 self._tags[id(x)] = x, Tag(first, position, first.channels)
         return output
+
+    def _reading(self, name: str, args: Any, kwargs: Any) -> tuple[str, Any, Tensor] | None:
+        """The layer by whose weight a function multiplies what it reads."""
+        begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
+        operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
+        weight = id(operands.get(keys[1]))
+        weight = self._transposes.get(weight, 0) if name in _MATMULS else weight
+        owner, layer, _ = self._owners.get(weight, ("", None, ()))
+        is_layer = isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | Table)
+        return (owner, layer, operands[keys[0]]) if is_layer else None
 
     def _wide(self, name: str, inputs: list[Tensor], tags: dict[int, Tag]) -> list[Tensor]:
         """The inputs that have channels, but for the gates of all channels of another."""
@@ -250,6 +262,21 @@ class Recorder(TorchFunctionMode):
         first.is_balanced |= self._mixable.issuperset(first.writers)
         return first.is_balanced
 
+    def _contract(self, groups: set[TracedGroup]) -> bool:
+        """Whether a function may sum products of channels; those of all factors are one then."""
+        has_products = len(groups) > 1 or any(each.products or each.silent for each in groups)
+        if is_contraction := has_products and len({each.channels for each in groups}) == 1:
+            self._product(groups).contracts = True
+        return is_contraction
+
+    def _product(self, groups: Collection[TracedGroup]) -> TracedGroup:
+        """One group of the factors of a product."""
+        first, *more = sorted(groups, key=self._all.index)
+        factors = [(each.writers[:], each.companions[-1:]) for each in (first, *more)]
+        group = self._union(groups)
+        group.products += [factors] if more else []
+        return group
+
     def _of_parameters(self, name: str, inputs: list[Tensor], output: Any) -> Any:
         """What is computed of parameters alone counts as a parameter, as in ``weight[:, None]``.
 
@@ -258,6 +285,10 @@ class Recorder(TorchFunctionMode):
         owners = [self._owners[id(x)] for x in inputs if id(x) in self._owners]
         modules = dict(owner[:2] for owner in owners)
         is_layer = any(isinstance(module, tuple(SIZES)) for module in modules.values())
+        is_matrix = isinstance(output, Tensor) and output.ndim == 2
+        if is_layer and is_matrix and output.mT.is_set_to(inputs[0]):
+            self._transposes[id(output)] = id(inputs[0])
+            self._weights.append(output)
         if not isinstance(output, Tensor) or len(modules) != 1 or is_layer:
             return output
         lengths = [x.shape[-1:] for x in inputs if id(x) not in self._owners]
@@ -331,6 +362,7 @@ class Recorder(TorchFunctionMode):
         source = self._end(name, False, tag.group)
         source.silent += (source.companions[-1:] or [*tables]) if tables else []
         for each in tables:
+            self._of_writer(each, source.channels)
             source = self._end(each, True, source)
         block = tag.position.block
         if name not in tables and source.readers.setdefault(name, block) != block:

@@ -108,6 +108,14 @@ others: an LSTM of four units with a layer norm, copied seven times, has 53 % on
 58 at 0.03, 60 at 0.1 and 0.3, and 58 at 1 (six seeds, copies that stay)."""
 
 
+FACTOR = 0.03
+"""Size of new entries of a table whose products with others are summed, as a share of the old ones.
+
+Random factors of few samples each are learned by heart: those of the pixels of digits explain 48 %
+at 1, 56 % at 0.3, 59 % at 0.1 and 0.03, 60 % at 0.01, and 53 % from the start (five seeds).
+"""
+
+
 def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
     """Copies of the channels that are there, all equally often; behind a silent norm 0."""
     entries = {}
@@ -140,6 +148,7 @@ def random_channels(
     ones of a small layer they generalise worse.
     """
     entries = dict(zero_channels(model, group, count).entries)
+    is_product = not {*group.silent}.isdisjoint(group.writers)
     for full, zeros in entries.items():
         name, key = layer_and_key(full)
         if name in group.silent and not group.is_balanced:
@@ -160,6 +169,8 @@ def random_channels(
         if key in WEIGHT_NORMS.values() or isinstance(layer, nn.PReLU):
             entries[full] = zeros + size
             continue
+        if isinstance(layer, Table) and is_product:
+            size *= FACTOR
         entries[full] = torch.randn(zeros.shape, generator=generator).to(old) * size
         if isinstance(layer, Table) and layer.padding_idx is not None:
             entries[full][:, layer.padding_idx] = 0.0

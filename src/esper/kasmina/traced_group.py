@@ -32,6 +32,10 @@ class TracedGroup:
     """By the name of attention as wide as these channels, its heads and the width of each."""
     silent: list[str] = field(default_factory=list)
     """Companions behind which the table of an embedding that writes it reads it, too."""
+    products: list[list[tuple[list[str], list[str]]]] = field(default_factory=list)
+    """Of each product with other channels, the layers that write each factor, and its last norm."""
+    contracts: bool = False
+    """Whether products of its channels are summed, as in a dot product."""
     options: list[Unit] = field(default_factory=list)
     """Of a group that a function mixes: units of its rows that the function keeps apart."""
 
@@ -51,6 +55,8 @@ class TracedGroup:
         self.readers |= other.readers
         self.heads |= other.heads
         self.silent += other.silent
+        self.products += other.products
+        self.contracts |= other.contracts
         self.reason = self.reason or other.reason
         self.is_mixed |= other.is_mixed
         self.is_balanced |= other.is_balanced

@@ -9,7 +9,12 @@ from torch import nn
 
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.new_channels import NewChannels, balanced_channels, zero_channels
+from esper.kasmina.new_channels import (
+    NewChannels,
+    balanced_channels,
+    random_channels,
+    zero_channels,
+)
 from esper.kasmina.wider_layers import Widening, widen
 from esper.leyline.errors import first_line
 
@@ -29,6 +34,8 @@ def wider_groups(
     before, wide = run() if groups else None, dict[tuple[str, ...], ChannelGroup]()
     # Streams last, as those heads join them that are not wider alone.
     for group in sorted(groups, key=lambda each: each.is_balanced):
+        if group.writers in wide:
+            continue
         heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
         further = [replace(group, heads=group.heads + heads)] if heads else []
         for each in [group, *further]:
@@ -36,11 +43,13 @@ def wider_groups(
             if not reason:
                 wide[group.writers] = each
                 break
-            reasons.setdefault(group.name, reason)
+            if reasons.keys().isdisjoint(group.writers):
+                reasons.setdefault(group.name, reason)
     parts = [part for group in wide.values() for part, _ in group.parts(0)]
     writers = {name for part in parts for name in part.writers}
     reasons = {name: x for name, x in reasons.items() if name.split(" + ")[0] not in writers}
-    return [wide[each.writers] for each in groups if each.writers in wide], reasons
+    writers_in_order = dict.fromkeys(group.writers for group in groups)
+    return [wide[each] for each in writers_in_order if each in wide], reasons
 
 
 def _are_heads(group: ChannelGroup, stream: ChannelGroup) -> bool:
@@ -66,9 +75,12 @@ def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[
 
 def _trial_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
     """As many new channels of a group as it has."""
+    generator, count = torch.Generator().manual_seed(0), group.channels
     if group.is_balanced:
-        return balanced_channels(model, group, group.channels, torch.Generator().manual_seed(0))
-    return zero_channels(model, group, group.channels)
+        return balanced_channels(model, group, count, generator)
+    if not {*group.silent}.isdisjoint(group.writers):  # only one factor of a product is 0
+        return random_channels(model, group, count, count, generator)
+    return zero_channels(model, group, count)
 
 
 def equal(before: object, after: object) -> bool:

@@ -71,6 +71,7 @@ def propose(
         candidates = balanced_channels(model, group, count, generator)
     else:
         number = max(CANDIDATES * group.channels // group.width, 4 * count)
+        number = number if group.readers else count  # there is nothing to compare them by
         candidates = random_channels(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
