@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 import esper
 from esper.leyline.actions import BLUEPRINTS
 from esper.tamiyo.policy.features import HOST_FEATURES
-from processes import ESPER, ran
+from processes import ran_python
 from small_runs import events_of
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +63,11 @@ ADDITIONS = {
     ),
 }
 """The rows of the table: a file of the package, and its text before and after an addition."""
+IMITATION = "train imitation --records runs/run runs/free --threads 1"
+COMMANDS = """
+import sys; from esper.scripts.entry import run_guarded; from esper.scripts.main import esper
+print([run_guarded(esper, line.split()) for line in sys.argv[1:]])
+"""
 
 
 def test_a_feature_a_rule_and_a_blueprint_are_added_as_their_rows_say(tmp_path: Path) -> None:
@@ -77,16 +81,15 @@ def test_a_feature_a_rule_and_a_blueprint_are_added_as_their_rows_say(tmp_path: 
             text = text.replace(old, new)
         (copy / path).write_text(text)
 
-    def command(words: str) -> CompletedProcess[str]:
-        return ran([*ESPER, *words.split()], tmp_path, PYTHONPATH=str(tmp_path))
-
     small = (
         "train ppo --backend torch --envs 2 --group-size 2 --rounds 1 --episode-length 3 "
         "--max-batches 1 --batch-size 8 --lstm-hidden 8 --threads 1 --record"
     )
-    for words in ("--toll 100 --name run", "--name free"):
-        done = command(f"{small} {words}")
-        assert done.returncode == 0, done.stderr
+    lines = f"{small} --toll 100 --name run", f"{small} --name free", IMITATION
+    done = ran_python(COMMANDS, *lines, where=tmp_path, PYTHONPATH=str(tmp_path))
+    # Records of different rules are not mixed, and the new one is one of them.
+    assert done.stdout.endswith("[0, 0, 2]\n"), done.stderr
+    assert "toll is 100.0 in runs/run and 0.0 in runs/free" in done.stderr
     checkpoint = tmp_path / "runs/run/checkpoints/000001"
     moments, policy = (torch.load(checkpoint / f"{name}.pt") for name in ("moments", "policy"))
     assert len(moments["host"]["mean"]) == len(HOST_FEATURES) + 1
@@ -97,7 +100,3 @@ def test_a_feature_a_rule_and_a_blueprint_are_added_as_their_rows_say(tmp_path: 
         for outcome in events_of(tmp_path / "runs" / name, "EPISODE_OUTCOME")
     )
     assert returns == pytest.approx([value - 300 for value in free], abs=10)
-    # Records of different rules are not mixed, and the new one is one of them.
-    done = command("train imitation --records runs/run runs/free --threads 1")
-    assert done.returncode == 2
-    assert "toll is 100.0 in runs/run and 0.0 in runs/free" in done.stderr

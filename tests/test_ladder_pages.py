@@ -73,9 +73,9 @@ def test_two_levels_contain_the_mean_over_policies_and_groups(policies, groups, 
 
     generator = np.random.default_rng(7)
     policy, group, rest = shares
-    values = policy * generator.normal(size=(2000, policies, 1))
-    values = values + group * generator.normal(size=(2000, 1, groups))
-    values = values + rest * generator.normal(size=(2000, policies, groups))
+    values = policy * generator.normal(size=(1000, policies, 1))
+    values = values + group * generator.normal(size=(1000, 1, groups))
+    values = values + rest * generator.normal(size=(1000, policies, groups))
     found = covered(two_levels(values))
     assert 0.92 < found <= 1.0
     if policy > group:
