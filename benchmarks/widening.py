@@ -288,8 +288,8 @@ def recurrent_page(work: Path) -> list[str]:
 def product_page(work: Path) -> list[str]:
     """The table of hosts that sum products of channels."""
     return [
-        "## What is multiplied with other channels\n\nArms as above. *Grown before*: of the towers "
-        "their hidden layers, of the others nothing.",
+        "## What is multiplied with other channels, or passed on along another axis\n\nArms as "
+        "above. *Grown before*: of towers and Mixer their hidden layers, of the others nothing.",
         before_table(work, PRODUCT_HOSTS),
     ]
 

@@ -141,6 +141,31 @@ class BothWays(nn.Module):
         return self.head(self.lstm(x.unflatten(1, (8, -1)))[0].mean(1))
 
 
+class Mixer(nn.Module):
+    """Two blocks over the 16 patches of an image: an MLP along these, then one along channels."""
+
+    def __init__(self, _: int, width: int, outputs: int):
+        super().__init__()
+        self.patches, self.head = nn.Linear(4, width), nn.Linear(width, outputs)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(5))
+        self.tokens = nn.ModuleList(self.inner(16, width) for _ in range(2))
+        self.channels = nn.ModuleList(self.inner(width, width) for _ in range(2))
+
+    @staticmethod
+    def inner(size: int, width: int) -> nn.Module:
+        """An MLP of one hidden layer."""
+        return nn.Sequential(nn.Linear(size, width), nn.GELU(), nn.Linear(width, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, 64]`` to logits ``[B, outputs]`` (Tolstikhin et al., 2021)."""
+        x = x.view(-1, 4, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(-1, 16, 4)
+        x = self.patches(x)
+        for number in range(2):
+            x = x + self.tokens[number](self.norms[2 * number](x).mT).mT
+            x = x + self.channels[number](self.norms[2 * number + 1](x))
+        return self.head(self.norms[4](x).mean(1))
+
+
 class AttentiveReader(nn.Module):
     """An LSTM over the rows of an image, and a query that asks for some of its states."""
 
@@ -506,8 +531,13 @@ PRODUCT_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
         Host(Towers, pairs, 4, "binary_cross_entropy"), ("one.0", "one.2", "two.0", "two.2"),
     ),
     "LSTM with a query, noisy digits": (Host(AttentiveReader, noisy_digits, 4), ()),
+    "MLP-Mixer, noisy digits": (
+        Host(Mixer, noisy_digits, 4),
+        ("tokens.0.0", "tokens.1.0", "channels.0.0", "channels.1.0"),
+    ),
 }  # fmt: skip
-"""The same of hosts that multiply channels with others and sum the products."""
+"""The same of hosts that multiply channels with others and sum the products, or that have layers
+along another axis."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}
 """How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]

@@ -615,6 +615,22 @@ class Factors(nn.Module):
         return torch.cat([single, row @ self.columns.weight.T], 1)
 
 
+class Mixer(nn.Module):
+    """Layers along the tokens, of two kinds, between those along the channels."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.embed, self.head = norm, nn.Linear(4, 5), nn.Linear(5, 3)
+        self.tokens = nn.Sequential(nn.Conv1d(6, 7, 1), nn.GELU(), nn.Conv1d(7, 6, 1))
+        self.time, self.inner, self.outer = nn.Linear(6, 6), nn.Linear(5, 4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        x = x + self.tokens(self.norm(x))
+        x = x + self.time(x.mT).mT
+        return self.head((x + self.outer(self.inner(x).relu())).mean(1))
+
+
 class Query(nn.Module):
     """A weighted mean of states, by their products with a query."""
 
@@ -745,6 +761,14 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "tied reader": (TiedReader, words, ("words + lstm",)),
     "factors": (Factors, words, ("rows + columns",)),
+    "mixer": (
+        lambda: Mixer(nn.LayerNorm(5)), lambda: torch.randn(8, 6, 4),
+        ("embed + outer", "tokens.0", "inner"),
+    ),
+    "plain mixer": (
+        lambda: Mixer(nn.Identity()), lambda: torch.randn(8, 6, 4),
+        ("embed + outer", "tokens.0", "inner"),
+    ),
     "query": (Query, lambda: torch.randn(8, 6, 4), ("lstm + query",)),
     "pairs": (lambda: Pairs(lambda: nn.LayerNorm(4)), lambda: torch.randn(8, 6), ("left + right",)),
     "directions": (

@@ -442,6 +442,15 @@ def test_of_two_factors_one_begins_at_0_and_of_tables_the_other_is_small() -> No
     assert "one + two" not in groups_of(mean, torch.randn(8, 4))[1]
 
 
+def test_a_layer_of_tokens_that_mixes_channels_beside_each_other_passes_none_on() -> None:
+    make, inputs, names = HOSTS["plain mixer"]
+    model = make()
+    setattr(model.get_submodule("tokens"), "0", nn.Conv1d(6, 7, 3, padding=1))
+    groups, refused = groups_of(model, inputs())
+    assert [each.name for each in groups] == [*names[1:]]
+    assert "does not read it on its axis" in refused["embed"]
+
+
 @pytest.mark.parametrize(
     ("model", "name", "reason"),
     [

@@ -41,8 +41,9 @@ class ChannelGroup:
         is_balanced: whether a norm sees all channels, so that new ones begin as copies of those
             that are there, a whole multiple of them; else they are random, see ``new_units``.
         heads: those of attention that is as wide as the channels, and becomes wider with them.
-        silent: norms, or tables, whose new entries are 0, as what reads them is a table that also
-            writes the channels, such as that of an embedding and the head of a language model.
+        silent: norms, tables or other layers whose new entries are 0, as what reads them is a table
+            that also writes the channels, such as that of an embedding and the head of a language
+            model, or as products with them are summed.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays. Several
             parts may be of the group.
@@ -154,9 +155,9 @@ def channel_groups(
         if all(g.writers[0] in candidates and not (g.products or g.silent) for g in mixtures):
             break
         for group in _pass(model, run, units, trials, mixable, contracts):
-            is_small = group.is_balanced and group.channels <= MOST_BALANCED
+            is_small = not group.is_balanced or group.channels <= MOST_BALANCED
             is_new = not group.reason and mixable.issuperset(group.writers)
-            if is_new and (group.contracts if contracts else is_small):
+            if is_new and is_small and group.contracts >= contracts:
                 candidates[group.writers[0]].append(group)
     wide, reasons = list[ChannelGroup](), dict[str, str]()
     for group in groups:

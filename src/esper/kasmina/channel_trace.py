@@ -348,10 +348,19 @@ class Recorder(TorchFunctionMode):
             if tag is not None:
                 self._grouped(name, layer, tag, axis, output)
             return
+        if tag is not None and tag.position.axis != axis and self._passes_on(layer, tag, x, output):
+            self._tags[id(output)] = output, tag
+            return
         if tag is not None:
             self._read(name, tag, axis, self._tables.get(id(layer._parameters.get("weight")), {}))
         if not is_table:
             self._write(name, layer, output, axis)
+
+    def _passes_on(self, layer: Any, tag: Tag, x: Tensor, output: Tensor) -> bool:
+        """Whether a layer of another axis, such as that of tokens, computes each channel alone."""
+        is_alone = {*getattr(layer, "kernel_size", ())} <= {1}
+        is_alone &= x.shape[tag.position.axis] == output.shape[tag.position.axis]
+        return is_alone and self._mixable.issuperset(tag.group.writers)
 
     def _read(self, name: str, tag: Tag, axis: int, tables: Collection[str] = ()) -> None:
         """A layer that reads channels; tables of the same weight write them."""

@@ -31,7 +31,7 @@ class TracedGroup:
     heads: dict[str, Unit] = field(default_factory=dict)
     """By the name of attention as wide as these channels, its heads and the width of each."""
     silent: list[str] = field(default_factory=list)
-    """Companions behind which the table of an embedding that writes it reads it, too."""
+    """See ``ChannelGroup.silent``."""
     products: list[list[tuple[list[str], list[str]]]] = field(default_factory=list)
     """Of each product with other channels, the layers that write each factor, and its last norm."""
     contracts: bool = False

@@ -7,14 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.kasmina import new_channels
 from esper.kasmina.channel_groups import ChannelGroup, channel_groups
 from esper.kasmina.nested import tensors
-from esper.kasmina.new_channels import (
-    NewChannels,
-    balanced_channels,
-    random_channels,
-    zero_channels,
-)
 from esper.kasmina.wider_layers import Widening, widen
 from esper.leyline.errors import first_line
 
@@ -73,14 +68,14 @@ def _problem(model: nn.Module, group: ChannelGroup, before: Any, run: Callable[[
         change.undo()
 
 
-def _trial_channels(model: nn.Module, group: ChannelGroup) -> NewChannels:
+def _trial_channels(model: nn.Module, group: ChannelGroup) -> new_channels.NewChannels:
     """As many new channels of a group as it has."""
     generator, count = torch.Generator().manual_seed(0), group.channels
     if group.is_balanced:
-        return balanced_channels(model, group, count, generator)
+        return new_channels.balanced_channels(model, group, count, generator)
     if not {*group.silent}.isdisjoint(group.writers):  # only one factor of a product is 0
-        return random_channels(model, group, count, count, generator)
-    return zero_channels(model, group, count)
+        return new_channels.random_channels(model, group, count, count, generator)
+    return new_channels.zero_channels(model, group, count)
 
 
 def equal(before: object, after: object) -> bool:
