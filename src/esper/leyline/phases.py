@@ -18,8 +18,8 @@ class Phase:
         total: the amount of work; None if it is not known.
         unit: what the amount counts, such as ``sections``.
         live: whether a display shows it already.
-        done: the amount of work done.
-        begin: ``time.monotonic()`` at its begin.
+        done, step: the amount of work done, and the last that was added.
+        begin, last_step: ``time.monotonic()`` at its begin, and when work was done last.
         last_line: ``time.monotonic()`` of the last line about it.
     """
 
@@ -28,19 +28,23 @@ class Phase:
     unit: str = ""
     live: bool = False
     done: float = 0.0
+    step: float = 0.0
     begin: float = field(default_factory=time.monotonic)
+    last_step: float = 0.0
     last_line: float = 0.0
 
     def advance(self, amount: float = 1.0) -> None:
         """Note that a further amount of work is done."""
-        self.done += amount
+        self.done, self.step, self.last_step = self.done + amount, amount, time.monotonic()
 
     def line(self) -> str:
-        """How far the phase is, and how long the rest takes if it goes on as fast."""
-        seconds = time.monotonic() - self.begin
+        """How far the phase is, and how long the rest takes at the pace of the steps so far."""
+        seconds, wait = (time.monotonic() - start for start in (self.begin, self.last_step))
         if self.total is None or not 0.0 < self.done <= self.total:
             return f"{self.description}: {seconds:.0f} s so far"
-        rest = seconds * (self.total - self.done) / self.done
+        pace, later = (seconds - wait) / self.done, self.done + self.step
+        rest = pace * (self.total - self.done) - wait
+        rest = max(rest, seconds * (self.total - later) / later, 0.0)
         amount = f"{self.done:.0f} of {self.total:.0f} {self.unit}"
         return f"{self.description}: {amount}, about {rest:.0f} s remain"
 
