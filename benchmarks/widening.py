@@ -1,7 +1,7 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
     python benchmarks/widening.py [--write]
-    python benchmarks/widening.py --parts fresh normed recurrent cost gromo trained deep moment
+    python benchmarks/widening.py --parts fresh normed recurrent products cost gromo trained deep
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -286,7 +286,7 @@ def recurrent_page(work: Path) -> list[str]:
 
 
 def product_page(work: Path) -> list[str]:
-    """The table of hosts that sum products of channels."""
+    """The table of hosts that sum products of channels, or have layers along another axis."""
     return [
         "## What is multiplied with other channels, or passed on along another axis\n\nArms as "
         "above. *Grown before*: of towers and Mixer their hidden layers, of the others nothing.",

@@ -648,19 +648,13 @@ class Query(nn.Module):
 class Pairs(nn.Module):
     """Products of two representations, each behind a norm of all of its channels."""
 
-    def __init__(self, norm: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+    def __init__(self, *norms: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 4)
-        self.norms = [norm(), norm()]
-        for name, each in zip("ab", self.norms, strict=True):
-            if isinstance(each, nn.Module):
-                self.add_module(name, each)
+        self.norm, self.other = norms
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = (
-            norm(y) for norm, y in zip(self.norms, (self.left(x), self.right(x)), strict=True)
-        )
-        return left @ right.T
+        return self.norm(self.left(x)) @ self.other(self.right(x)).T
 
 
 def zero_start() -> nn.Module:
@@ -770,10 +764,13 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         ("embed + outer", "tokens.0", "inner"),
     ),
     "query": (Query, lambda: torch.randn(8, 6, 4), ("lstm + query",)),
-    "pairs": (lambda: Pairs(lambda: nn.LayerNorm(4)), lambda: torch.randn(8, 6), ("left + right",)),
-    "directions": (
-        lambda: Pairs(lambda: nn.functional.normalize), lambda: torch.randn(8, 6),
+    "pairs": (
+        lambda: Pairs(nn.LayerNorm(4), nn.LayerNorm(4)), lambda: torch.randn(8, 6),
         ("left + right",),
+    ),
+    "directions": (
+        lambda: Pairs(nn.functional.normalize, nn.functional.normalize),
+        lambda: torch.randn(8, 6), ("left + right",),
     ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),

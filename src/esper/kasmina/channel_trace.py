@@ -74,7 +74,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self._mixable, self._contracts = set(mixable), contracts
         self._model, self._units, self._trials, self._number = model, units, trials, 0
-        self._weights, self._transposes = list[Tensor](), dict[int, int]()
+        self._weights = list[Tensor]()
         self._ends: dict[tuple[str, bool], TracedGroup] = {}
         self._tags: dict[int, tuple[Tensor, Tag]] = {}
         self._parents: dict[TracedGroup, TracedGroup] = {}
@@ -85,6 +85,7 @@ class Recorder(TorchFunctionMode):
         for name, module in modules:
             if _is_table(module):
                 self._tables.setdefault(id(module._parameters["weight"]), {})[name] = module
+        self._transposes = dict[int, tuple[str, nn.Module, tuple[str, ...]]]()
         self._owners: dict[int, tuple[str, nn.Module, tuple[str, ...]]] = {
             id(x): (name, module, (key,))
             for name, module in modules
@@ -166,7 +167,7 @@ class Recorder(TorchFunctionMode):
         inputs = list(tensors((args, kwargs)))
         tags = {id(x): tag for x in inputs if (tag := self.tag(x)) is not None}
         name = getattr(func, "__name__", str(func))
-        if name in _LAYERS | _MATMULS and (reading := self._reading(name, args, kwargs)):
+        if (name in _LAYERS or name in _MATMULS) and (reading := self._reading(name, args, kwargs)):
             output = func(*args, **kwargs)
             self._layer(*reading, output)
             return output
@@ -239,9 +240,8 @@ class Recorder(TorchFunctionMode):
         """The layer by whose weight a function multiplies what it reads."""
         begin, keys = (1, ("mat1", "mat2")) if name == "addmm" else (0, ("input", "weight"))
         operands = dict(zip(keys, args[begin:], strict=False)) | kwargs
-        weight = id(operands.get(keys[1]))
-        weight = self._transposes.get(weight, 0) if name in _MATMULS else weight
-        owner, layer, _ = self._owners.get(weight, ("", None, ()))
+        owners = self._transposes if name in _MATMULS else self._owners
+        owner, layer, _ = owners.get(id(operands.get(keys[1])), ("", None, ()))
         is_layer = isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | Table)
         return (owner, layer, operands[keys[0]]) if is_layer else None
 
@@ -287,7 +287,7 @@ class Recorder(TorchFunctionMode):
         is_layer = any(isinstance(module, tuple(SIZES)) for module in modules.values())
         is_matrix = isinstance(output, Tensor) and output.ndim == 2
         if is_layer and is_matrix and output.mT.is_set_to(inputs[0]):
-            self._transposes[id(output)] = id(inputs[0])
+            self._transposes[id(output)] = owners[0]
             self._weights.append(output)
         if not isinstance(output, Tensor) or len(modules) != 1 or is_layer:
             return output
