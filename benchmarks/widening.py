@@ -1,7 +1,7 @@
 """Widening in mid-training, against networks that have the larger size from the start.
 
     python benchmarks/widening.py [--write]
-    python benchmarks/widening.py --parts fresh normed recurrent products cost gromo trained deep
+    python benchmarks/widening.py --parts fresh normed recurrent products own gromo trained deep
 
 Every arm is ``esper.grow`` with Adam and cosine decay; ``never`` is the plain loop. Rates are tuned
 for each arm alike, on other seeds, by validation, and every arm hands back the epoch that is best
@@ -30,6 +30,7 @@ from widening_hosts import (
     GROWN,
     HOSTS,
     NORMED_HOSTS,
+    OWN_HOSTS,
     PRODUCT_HOSTS,
     RECURRENT_HOSTS,
     TRAIN,
@@ -294,6 +295,14 @@ def product_page(work: Path) -> list[str]:
     ]
 
 
+def own_page(work: Path) -> list[str]:
+    """The table of hosts with weights of their own."""
+    return [
+        "## Weights that are parameters\n\nArms as above. *Grown before*: nothing.",
+        before_table(work, OWN_HOSTS),
+    ]
+
+
 def repeated_page(work: Path) -> list[str]:
     """The table of the grown and the static network on more seeds."""
     rows = []
@@ -406,6 +415,7 @@ PARTS = {
     "normed": normed_page,
     "recurrent": recurrent_page,
     "products": product_page,
+    "own": own_page,
     "cost": cost_page,
     "repeated": repeated_page,
     "gromo": gromo_page,

@@ -181,6 +181,27 @@ class AttentiveReader(nn.Module):
         return self.head((weights * states).sum(1))
 
 
+class Experts(nn.Module):
+    """Four experts whose weights are parameters of three axes; each sample goes to the best two."""
+
+    def __init__(self, inputs: int, width: int, outputs: int):
+        super().__init__()
+        self.embed, self.head = nn.Linear(inputs, width), nn.Linear(width, outputs)
+        self.router = nn.Linear(inputs, 4)
+        self.inner, self.outer = (
+            nn.Parameter((torch.rand(4, width, width) * 2 - 1) / width**0.5) for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, inputs]`` to logits ``[B, outputs]``."""
+        scores, stream = self.router(x), self.embed(x).relu()
+        best = scores >= scores.topk(2, 1).values[:, -1:]
+        shares = scores.masked_fill(~best, float("-inf")).softmax(1)
+        inner = torch.einsum("bd,edh->beh", stream, self.inner).relu()
+        outer = torch.einsum("beh,ehd->bed", inner, self.outer)
+        return self.head(stream + (shares[..., None] * outer).sum(1))
+
+
 class Factors(nn.Module):
     """Entries of a matrix as products of a vector for each row and one for each column."""
 
@@ -538,6 +559,10 @@ PRODUCT_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
 }  # fmt: skip
 """The same of hosts that multiply channels with others and sum the products, or that have layers
 along another axis."""
+OWN_HOSTS: dict[str, tuple[Host, tuple[str, ...]]] = {
+    "mixture of experts, noisy digits": (Host(Experts, noisy_digits, 4), ())
+}
+"""The same of hosts with weights that are parameters of their own."""
 GROWN = {"MLP of width 32, noisy digits": 1.5}
 """How many times as wide the prior makes a host; eight times by default."""
 Arm = Callable[[int, float], dict[str, float]]

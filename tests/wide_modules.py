@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -395,6 +396,62 @@ class Conv1D(nn.Module):
         return y.view(x.size()[:-1] + (self.nf,))
 
 
+class Weights(nn.Module):
+    """Weights that are parameters: as they are, turned, scaled, and of a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.slope = (nn.Parameter(torch.randn(4, n, 3) / 3) for n in (1, 4))
+        self.first, self.bias = nn.Parameter(torch.randn(4, 5) / 2), nn.Parameter(torch.zeros(5))
+        self.second, self.shift = (nn.Parameter(torch.randn(6, *n)) for n in ((5,), ()))
+        self.third, self.fourth = (nn.Parameter(torch.randn(6, n)) for n in (6, 3))
+        self.mixture, self.gain = nn.Parameter(torch.randn(7, 7)), nn.Parameter(torch.ones(1) / 2)
+        self.register_buffer("filter", torch.randn(7, 7))
+        self.hidden = 5
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = F.conv1d((x @ self.filter)[:, None], self.kernel, padding=1).relu() @ self.mixture
+        maps = maps + F.conv1d(maps, self.slope, padding=1).tanh()
+        inner = (maps.mean(2) @ self.first + self.bias).view(-1, self.hidden).relu()
+        inner = F.linear(inner, self.gain * self.second, self.shift).relu()
+        inner = (inner @ self.third.T).relu()
+        return torch.einsum("...c,co->...o", inner, self.fourth)
+
+
+class Product(nn.Module):
+    """A linear layer whose weight has the inputs first."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs) / inputs**0.5)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Experts(nn.Module):
+    """Experts in one tensor, behind a norm: called in turn, and all at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(3, *n) / 2) for n in ((6, 4), (4, 6)))
+        self.first, self.second = (nn.Parameter(torch.randn(3, *n) / 2) for n in ((4, 5), (5, 4)))
+        self.embed, self.norm, self.head = Product(6, 4), nn.RMSNorm(4), nn.Linear(4, 3)
+        self.gate = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = self.embed(x)
+        normed = self.norm(stream)
+        shares = (normed @ self.gate).softmax(-1)
+        for i, share in enumerate(shares.unbind(-1)):
+            inner = F.linear(normed, self.up[i]).relu()
+            stream = stream + share[:, None] * F.linear(inner, self.down[i])
+        inner = torch.einsum("bc,ech->beh", self.norm(stream), self.first).relu()
+        outer = torch.bmm(inner.transpose(0, 1), self.second).transpose(0, 1)
+        return self.head(stream + (shares[..., None] * outer).sum(1))
+
+
 class Temporal(nn.Module):
     """A block of a temporal network (Bai et al., 2018), whose convolutions have weight norms."""
 
@@ -773,6 +830,12 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         lambda: torch.randn(8, 6), ("left + right",),
     ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
+    "own weights": (
+        Weights, lambda: torch.randn(8, 7), ("kernel + slope", "first", "second + shift", "third"),
+    ),
+    "experts": (
+        Experts, lambda: torch.randn(8, 6), ("embed.weight + down + second", "up", "first"),
+    ),
     "spectral": (spectral, lambda: torch.randn(8, 6), ("1",)),
     "groups": (groups, lambda: torch.randn(8, 1, 8, 8), ("0", "6")),
     "inputs first": (

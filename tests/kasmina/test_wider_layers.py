@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina import copied_channels as copies
 from esper.kasmina import new_channels as starts
 from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import gates_of, rows_first, weight_name
+from esper.kasmina.layer_kinds import gates_of, layer_at, rows_first, weight_name
+from esper.kasmina.resizing import resize
+from esper.kasmina.user_weights import later_sizes
 from esper.kasmina.wider_groups import wider_groups
-from esper.kasmina.wider_layers import layer_sizes, resize, widen
+from esper.kasmina.wider_layers import layer_sizes, widen
 from wide_modules import HOSTS, Attention, Encoder, FusedAttention, Patches, spectral, words
 
 
@@ -31,7 +35,7 @@ def new_channels(model: nn.Module, group: ChannelGroup, count: int) -> starts.Ne
     """Channels that differ from those that are there, as many as the group can get."""
     if group.is_balanced:
         generator = torch.Generator().manual_seed(0)
-        return starts.balanced_channels(model, group, group.channels, generator)
+        return copies.balanced_channels(model, group, group.channels, generator)
     zeros = starts.zero_channels(model, group, count).entries
     draws = {name: torch.rand(x.shape) + 0.1 for name, x in zeros.items()}
     silent = {name: x for name, x in zeros.items() if name.rpartition(".")[0] in group.silent}
@@ -91,8 +95,8 @@ def test_a_table_reads_copies_with_0_and_what_they_become_with_a_share_as_heads_
     model = make()
     group = next(each for each in groups_of(model, inputs())[0] if each.silent)
     generator = torch.Generator().manual_seed(0)
-    new = starts.balanced_channels(model, group, group.channels, generator)
-    later = starts.random_in_place_of(model, group, new, generator)
+    new = copies.balanced_channels(model, group, group.channels, generator)
+    later = copies.substitutes(model, group, new, generator)
     name = f"{group.silent[0]}.weight"
     assert not new.entries[name].any()
     assert torch.equal(later.entries[name], torch.full((group.channels,), starts.DIFFERENCE))
@@ -111,7 +115,7 @@ def test_equal_channels_keep_the_function_and_learn_something_else(host: str) ->
     group = groups_of(model, x)[0][0]
     before = model(x)
     generator = torch.Generator().manual_seed(0)
-    widen(model, group, starts.balanced_channels(model, group, 3 * group.channels, generator))
+    widen(model, group, copies.balanced_channels(model, group, 3 * group.channels, generator))
     torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
     trained(model, x, 5, torch.optim.Adam)
     bias = model[0].bias if host == "normed" else model.lstm.bias_ih_l0
@@ -139,17 +143,23 @@ def test_a_widening_keeps_the_function_and_learns_and_is_taken_back_to_the_bit(h
         wider = logits(model.train(mode), x)
         torch.testing.assert_close(wider, shown[mode], rtol=1e-5, atol=1e-6)
     for group in groups:
-        sizes = layer_sizes(model)[group.writers[0]]
-        rows = prod(group.units.get(group.writers[0], ()))
-        assert next(iter(sizes.values())) == rows * (group.channels + counts[group.writers[0]])
-    readers = {name for group in groups for name in group.readers}
-    layers = {name: model.get_submodule(name) for name in readers}
-    weights = {layer: layer.get_parameter(weight_name(layer)) for layer in layers.values()}
-    starts = {layer: weight.clone() for layer, weight in weights.items()}
+        name = group.writers[0]
+        if name in group.axes:
+            size = model.get_parameter(name).shape[group.axes[name][0]]
+        else:
+            size = next(iter(layer_sizes(model)[name].values()))
+        assert size == prod(group.units.get(name, ())) * (group.channels + counts[name])
+    readers = {name: group.axes.get(name) for group in groups for name in group.readers}
+    weights = {
+        name: layer_at(model, name)[1][0][2] if axes else layer.get_parameter(weight_name(layer))
+        for name, axes in readers.items()
+        for layer in [layer_at(model, name)[0]]
+    }
+    starts = {name: weight.clone() for name, weight in weights.items()}
     step(model, x, optimizer)
     step(model, x, optimizer)
-    for layer, start in starts.items():
-        motion = rows_first(layer, weights[layer] - start)
+    for name, start in starts.items():
+        motion = rows_first(layer_at(model, name)[0], weights[name] - start, axes=readers[name])
         assert bool(motion[:, -3:].any())
     wide = copy.deepcopy(model)
     assert type(wide) is type(model)
@@ -632,3 +642,32 @@ def test_heads_are_told_from_the_width_of_the_stream_when_both_are_doubled() -> 
     assert counts == {"heads": 4, "inner": 12}
     assert not list(head_counts(model, double, triple))
     assert not list(head_counts(model, {names[2]: Fraction(2)}, dict.fromkeys(names, Fraction(2))))
+
+
+def test_numbers_with_the_name_of_a_size_follow_it_unless_it_means_several() -> None:
+    module = nn.Module()
+    for name, size in {"hidden_dim": 4, "depth": 4, "head_dim": 4, "width": 6, "in_dim": 1}.items():
+        setattr(module, name, size)
+    shapes = [((4, 6), (8, 12)), ((6, 1), (9, 2)), ((4,), (8,))]
+    changes = later_sizes(module, [tuple(map(torch.Size, pair)) for pair in shapes])
+    assert changes == [("hidden_dim", 8)]
+
+
+class Lengths(nn.Module):
+    """Directions and lengths of a weight, and an outer product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.weight, self.length = nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.ones(5, 1))
+        self.level = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.linear(self.first(x), F.normalize(self.weight) * self.length).relu()
+        return self.head(torch.einsum("b,o->bo", inner.sum(-1), self.level))
+
+
+def test_what_is_no_product_with_a_weight_is_refused() -> None:
+    groups, reasons = groups_of(Lengths(), torch.randn(8, 6))
+    assert groups == []
+    assert list(reasons) == ["first"]

@@ -264,6 +264,49 @@ def test_layers_with_a_weight_norm_become_wider_in_a_loop(norm: Any) -> None:
     assert all(bool((each > 0.0).all()) for each in lengths)
 
 
+class Product(nn.Module):
+    """A linear layer of one's own, whose weight is ``[inputs, outputs]`` or half as large."""
+
+    def __init__(self, layer: nn.Linear, kind: str) -> None:
+        super().__init__()
+        weight = layer.weight.detach().clone() / (2.0 if kind == "scaled" else 1.0)
+        self.weight = nn.Parameter((weight.T if kind == "turned" else weight).contiguous())
+        self.bias, self.kind = nn.Parameter(layer.bias.detach().clone()), kind
+        self.register_buffer("scale", torch.tensor(2.0 if kind == "scaled" else 1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "turned":
+            return torch.addmm(self.bias, x, self.weight)
+        return nn.functional.linear(x, self.scale * self.weight, self.bias)
+
+
+@pytest.mark.parametrize("kind", ["plain", "turned", "scaled"])
+def test_weights_of_ones_own_grow_and_learn_as_those_of_layers_do(kind: str) -> None:
+    torch.manual_seed(0)
+    layers = multilayer().eval()
+    own = copy.deepcopy(layers)
+    for name, layer in layers.named_children():
+        if isinstance(layer, nn.Linear):
+            setattr(own, name, Product(layer, kind))
+    loops, epochs = (Loop(layers), Loop(own)), 0 if kind == "scaled" else 2  # Adam sees the scale
+    for loop in loops:
+        torch.manual_seed(1)
+        arguments = {"optimizer": loop.optimizer, "averages": loop.ema.module}
+        for _ in range(epochs):
+            loop.train(1)
+        esper.widen(loop.model, loop.data, factor=1.5, **arguments)
+        for _ in range(epochs):
+            loop.train(1)
+    tolerance = 1e-5 * (kind == "turned")
+    for part in ("model", "ema"):
+        theirs, ours = (getattr(loop, part).state_dict() for loop in loops)
+        for name, x in theirs.items():
+            y = ours[name].T if kind == "turned" and x.ndim > 1 else ours[name]
+            y = y * 2.0 if kind == "scaled" and x.ndim > 1 else y
+            torch.testing.assert_close(y, x, rtol=100 * tolerance, atol=tolerance)
+    assert layers[0].out_features == 6
+
+
 def test_where_nothing_becomes_larger_a_line_says_why() -> None:
     for function, model, line in (
         ("widen", nn.Linear(6, 3), "nothing is widened (no hidden layer of a known kind)"),

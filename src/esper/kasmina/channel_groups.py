@@ -44,6 +44,7 @@ class ChannelGroup:
         silent: norms, tables or other layers whose new entries are 0, as what reads them is a table
             that also writes the channels, such as that of an embedding and the head of a language
             model, or as products with them are summed.
+        axes: of each weight that is a parameter of a user's module, see ``user_weights``.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays. Several
             parts may be of the group.
@@ -59,6 +60,7 @@ class ChannelGroup:
     is_balanced: bool = False
     heads: tuple["ChannelGroup", ...] = ()
     silent: tuple[str, ...] = ()
+    axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -175,7 +177,7 @@ def _frozen(group: TracedGroup) -> ChannelGroup:
     return ChannelGroup(
         group.channels, tuple(group.writers), tuple(group.companions), group.readers, group.layouts,
         group.units, group.attends, group.is_balanced, tuple(heads),
-        tuple(dict.fromkeys(group.silent)),
+        tuple(dict.fromkeys(group.silent)), group.axes,
     )  # fmt: skip
 
 
@@ -199,6 +201,7 @@ def _pass(
     for group in groups:
         names = dict.fromkeys((*group.writers, *group.readers, *group.companions))
         layers = [layer_at(model, name) for name in names]
+        group.axes = recorder.axes
         tensors = [(module, *each) for module, entries in layers for each in entries]
         biases = {f"{name}.bias" for name in group.readers if name not in group.writers}
         parameters = [

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import gcd, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -29,6 +29,9 @@ from esper.kasmina.layer_kinds import (
 )
 from esper.kasmina.nested import map_leaves, tensors
 from esper.kasmina.traced_group import Tag, TracedGroup, Unit
+
+if TYPE_CHECKING:
+    from esper.kasmina.user_weights import UserWeight
 
 _LAYERS = {
     "linear",
@@ -85,6 +88,8 @@ class Recorder(TorchFunctionMode):
         for name, module in modules:
             if _is_table(module):
                 self._tables.setdefault(id(module._parameters["weight"]), {})[name] = module
+        self.axes, self._weight_owners = dict[str, tuple[int, int]](), set[str]()
+        self._has_weights = any(is_of_user(each) and [*tensors_of(each)] for _, each in modules)
         self._transposes = dict[int, tuple[str, nn.Module, tuple[str, ...]]]()
         self._owners: dict[int, tuple[str, nn.Module, tuple[str, ...]]] = {
             id(x): (name, module, (key,))
@@ -171,6 +176,10 @@ class Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
             self._layer(*reading, output)
             return output
+        if self._has_weights and (weight := self._user_weight(name, args, kwargs)):
+            output = func(*args, **kwargs)
+            self._multiply(weight, output)
+            return output
         if name in _LOOKUPS and (table := self._tables.get(id(inputs[1]))):
             output = func(*args, **kwargs)
             for each, module in table.items():
@@ -244,6 +253,26 @@ class Recorder(TorchFunctionMode):
         owner, layer, _ = owners.get(id(operands.get(keys[1])), ("", None, ()))
         is_layer = isinstance(layer, InputsFirst if begin else nn.Linear | Convolution | Table)
         return (owner, layer, operands[keys[0]]) if is_layer else None
+
+    def _user_weight(self, name: str, args: Any, kwargs: Any) -> "UserWeight | None":
+        """The weight of a user's module by which a function multiplies channels, or an input."""
+        from esper.kasmina.user_weights import user_weight  # most modules have none
+
+        weight = user_weight(name, args, kwargs, self._owners)
+        if weight is None or (tag := self.tag(x := weight.product.input)) is None:
+            return weight
+        return weight if tag.position.axis == x.ndim + weight.product.reads else None
+
+    def _multiply(self, weight: "UserWeight", output: Tensor) -> None:
+        """A weight of a user's module: reads the channels of its input, and writes others."""
+        if (tag := self.tag(weight.product.input)) is not None:
+            for name in weight.names:
+                self._read(name, tag, tag.position.axis)
+        for name in (*weight.names, *weight.biases):
+            self._write(name, weight.module, output, output.ndim + weight.product.writes)
+        self._union({self._of_writer(name, 0) for name in (*weight.names, *weight.biases)})
+        self.axes |= dict(zip(weight.names, weight.axes, strict=True))
+        self._weight_owners.add(weight.names[0].rpartition(".")[0])
 
     def _wide(self, name: str, inputs: list[Tensor], tags: dict[int, Tag]) -> list[Tensor]:
         """The inputs that have channels, but for the gates of all channels of another."""
@@ -482,7 +511,7 @@ class Recorder(TorchFunctionMode):
         """The module of a parameter, or the full names of the user's parameters of which it is
         made, if all of these have an entry per channel on their ``last_axis``, or a single one."""
         name, module, keys = self._owners.get(id(x), ("", self._model, ()))
-        if keys and is_per_channel(module, channels):
+        if keys and name not in self._weight_owners and is_per_channel(module, channels):
             return [name]
         shapes = {key: each.shape for key, each in tensors_of(module) if each.numel() > 1}
         lengths = {key: shape[last_axis(shape)] for key, shape in shapes.items()}

@@ -87,6 +87,15 @@ def is_of_user(module: nn.Module) -> bool:
     return not (type(module).__module__.startswith("torch.") or size_names(module))
 
 
+_WORDS = "dim", "width", "feature", "channel", "emb", "hidden", "intermediate", "units", "d_model"
+
+
+def numbers_of(module: nn.Module) -> list[tuple[str, int]]:
+    """Attributes of a module that are numbers and have the name of a number of channels."""
+    numbers = ((key, x) for key, x in vars(module).items() if type(x) is int)
+    return [(k, x) for k, x in numbers if "head" not in k and any(word in k for word in _WORDS)]
+
+
 def layer_at(model: nn.Module, name: str) -> tuple[nn.Module, list[tuple[str, str, Tensor]]]:
     """The layer of this name, or that of a single tensor of this name.
 
@@ -149,11 +158,17 @@ def free_weights(module: Any) -> list[Tensor]:
     return [module.weight.requires_grad_()]
 
 
-def rows_first(module: nn.Module, x: Tensor, like: Tensor | None = None) -> Tensor:
+def rows_first(
+    module: nn.Module, x: Tensor, like: Tensor | None = None, axes: tuple[int, int] | None = None,
+    back: bool = False,
+) -> Tensor:  # fmt: skip
     """A parameter or buffer of a layer with what it writes on the first axis, or the inverse.
 
-    The axes are those of ``like``, where ``x`` was turned.
+    The axes are those of ``like``, where ``x`` was turned. A weight of a user's module has what it
+    writes and what it reads on ``axes``; these come first, or with ``back`` return.
     """
+    if axes is not None:
+        return x.movedim((0, 1), axes) if back else x.movedim(axes, (0, 1))
     is_convolution = isinstance(module, ConvTranspose) and module.groups == 1 and x.ndim > 2
     is_linear = isinstance(module, InputsFirst | Table) and x.ndim > 1
     if not size_names(module):
@@ -161,10 +176,12 @@ def rows_first(module: nn.Module, x: Tensor, like: Tensor | None = None) -> Tens
     return x.transpose(0, 1) if is_convolution or is_linear else x
 
 
-def row_count(module: nn.Module, tensors: Sequence[Tensor]) -> int:
-    """How many rows a layer has, or the tensors of a user's module."""
+def row_count(
+    module: nn.Module, tensors: Sequence[Tensor], axes: tuple[int, int] | None = None
+) -> int:
+    """How many rows a layer has, or the tensors of a user's module, see ``rows_first``."""
     names = size_names(module)
-    return size_of(module, names[0]) if names else len(rows_first(module, tensors[0]))
+    return size_of(module, names[0]) if names else len(rows_first(module, tensors[0], axes=axes))
 
 
 def channel_axis(layer: nn.Module, x: Tensor) -> int:

@@ -1,7 +1,7 @@
 """What new channels of a group start with: zeros, random weights, or copies of the present ones."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,11 @@ from esper.kasmina.layer_kinds import (
     layer_and_key,
     layer_at,
     reads_itself,
+    row_count,
     rows_first,
     sides_of,
     size_names,
     tensors_of,
-    weight_name,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def ends_of(model: nn.Module, group: "ChannelGroup", name: str) -> list[int]:
 def channel_count(model: nn.Module, group: "ChannelGroup", writer: str = "") -> int:
     """How many channels a writer has now, or each writer of the group."""
     name = writer or group.writers[0]
-    module = model.get_submodule(name)
-    size: int = getattr(module, size_names(module)[0])
+    module, tensors = layer_at(model, name)
+    size = row_count(module, [x for *_, x in tensors], group.axes.get(name))
     return size // prod(group.units.get(name, ()))
 
 
@@ -93,7 +93,7 @@ def present_channels(model: nn.Module, group: "ChannelGroup") -> Iterator[tuple[
         gates = group.units.get(name, (1, 1))[0] * gates_of(module)
         ends = ends_of(model, group, name) if group.has_places(name) else []
         for full, _, x in tensors:
-            rows = rows_first(module, x.detach())
+            rows = rows_first(module, x.detach(), axes=group.axes.get(full))
             rows = torch.cat([rows[end - channels : end] for end in ends]) if ends else rows
             units = rows.unflatten(0, (len(ends) or gates, channels, -1)).transpose(0, 1)
             if name not in group.units and units.shape[2] == 1:
@@ -114,16 +114,6 @@ FACTOR = 0.03
 Random factors of few samples each are learned by heart: those of the pixels of digits explain 48 %
 at 1, 56 % at 0.3, 59 % at 0.1 and 0.03, 60 % at 0.01, and 53 % from the start (five seeds).
 """
-
-
-def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
-    """Copies of the channels that are there, all equally often; behind a silent norm 0."""
-    entries = {}
-    for full, x in present_channels(model, group):
-        is_silent = layer_and_key(full)[0] in group.silent
-        copies = x.repeat(count // len(x), *[1] * (x.ndim - 1))
-        entries[full] = torch.zeros_like(copies) if is_silent else copies
-    return NewChannels(entries, count)
 
 
 def zero_channels(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
@@ -155,7 +145,7 @@ def random_channels(
             continue  # else the table behind it would read what is new
         layer = model.get_submodule(name)
         old = dict(tensors_of(layer))[key].detach()
-        if {*size_names(layer)} <= {"normalized_shape"}:
+        if full not in group.writers and {*size_names(layer)} <= {"normalized_shape"}:
             spread, mean = torch.std_mean(old.float(), correction=0)
             draws = torch.randn(zeros.shape, generator=generator).to(mean)
             entries[full] = (mean + spread * draws).to(zeros)
@@ -197,54 +187,3 @@ def joined(
             size = (3.0 * (group.channels + new.count)) ** -0.5
             entries[full] = torch.cat([old, size * draws], 3).flatten(2)
     return NewChannels(entries, new.count)
-
-
-def random_in_place_of(
-    model: nn.Module, group: "ChannelGroup", new: NewChannels, generator: torch.Generator
-) -> NewChannels:
-    """As many random channels, which are read at random: what copies turn into."""
-    draws = random_channels(model, group, new.count, group.channels + new.count, generator)
-    entries = dict(joined(model, group, draws, generator).entries)
-    for full in entries:
-        if layer_and_key(full)[0] in group.silent:  # the table behind it has weights as large
-            entries[full] *= DIFFERENCE
-    heads = tuple(replace(each, generator=generator) for each in new.heads)
-    return NewChannels(entries, new.count, heads=heads, generator=generator)
-
-
-def balanced_channels(
-    model: nn.Module, group: "ChannelGroup", count: int, generator: torch.Generator
-) -> NewChannels:
-    """Copies, which leave mean and mean square over all channels as they are, and new heads.
-
-    The layers behind read differences between the copies of a channel, whose sum is 0: else all
-    would learn the same.
-    """
-    columns = {}
-    for name, block in group.readers.items():
-        module = model.get_submodule(name)
-        if (key := weight_name(module)) != "weight" and not isinstance(module, Recurrent):
-            continue  # of a weight norm they change the others; attention gets new heads
-        weight = rows_first(module, module.get_parameter(key)).detach()
-        parts = count // group.channels
-        shape = len(weight), parts, group.channels, block, *weight.shape[2:]
-        draws = torch.randn(shape, generator=generator).to(weight)
-        draws -= draws.mean(1, keepdim=True)
-        draws = (DIFFERENCE * weight.square().mean().sqrt() * draws).flatten(1, 2).cpu()
-        # Copies of its rows read as they do.
-        times = 1 + parts if name in group.writers else 1
-        columns[name] = draws.repeat(times, *[1] * (draws.ndim - 1))
-    heads = tuple(_new_heads(model, *each, count, generator) for each in group.parts(count)[1:])
-    return replace(channel_copies(model, group, count), columns=columns, heads=heads)
-
-
-def _new_heads(
-    model: nn.Module, group: "ChannelGroup", count: int, inputs: int, generator: torch.Generator
-) -> NewChannels:
-    """Random heads, which read so many new inputs, too."""
-    new, entries = random_channels(model, group, count, group.channels + count, generator), {}
-    for name, x in new.entries.items():
-        if x.ndim > 3:
-            x = torch.cat([x, weights_of_inputs(x, inputs, 3, generator)], 3)
-        entries[name] = x
-    return replace(new, entries=entries)

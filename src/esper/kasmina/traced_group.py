@@ -25,6 +25,8 @@ class TracedGroup:
     """Of a concatenation, which has no writers: its groups and what belongs to none."""
     layouts: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     units: dict[str, Unit] = field(default_factory=dict)
+    axes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """See ``ChannelGroup.axes``."""
     attends: bool = False
     is_rigid: bool = False
     """Whether rows of a writer cannot be taken together."""

@@ -72,7 +72,9 @@ def _trial_channels(model: nn.Module, group: ChannelGroup) -> new_channels.NewCh
     """As many new channels of a group as it has."""
     generator, count = torch.Generator().manual_seed(0), group.channels
     if group.is_balanced:
-        return new_channels.balanced_channels(model, group, count, generator)
+        from esper.kasmina import copied_channels  # most have no norm of all channels
+
+        return copied_channels.balanced_channels(model, group, count, generator)
     if not {*group.silent}.isdisjoint(group.writers):  # only one factor of a product is 0
         return new_channels.random_channels(model, group, count, count, generator)
     return new_channels.zero_channels(model, group, count)

@@ -13,14 +13,12 @@ from torch.optim import Optimizer
 from esper.kasmina.attention_heads import head_attributes, head_counts
 from esper.kasmina.layer_kinds import (
     Recurrent,
-    Table,
     gates_of,
     group_counts,
     holder_of,
     is_of_user,
-    last_axis,
-    layer_and_key,
     layer_at,
+    numbers_of,
     reading_names,
     reads_itself,
     rows_first,
@@ -29,7 +27,6 @@ from esper.kasmina.layer_kinds import (
     size_names,
     size_of,
     tensors_of,
-    weight_name,
 )
 from esper.kasmina.nested import leaves
 from esper.kasmina.new_channels import NewChannels, channel_count, ends_of
@@ -48,6 +45,7 @@ class Widening:
         optimizers: those that were told.
         states: by replaced parameter, the optimizer that had a state of it, and that state.
         ends: by module and name of its parameter, the rows and columns before the new ones.
+        axes: by the same, those of rows and columns, if it is of a user's module.
     """
 
     exchanges: list[tuple[nn.Module, str, Tensor, Tensor]] = field(default_factory=list)
@@ -55,16 +53,17 @@ class Widening:
     optimizers: tuple[Optimizer, ...] = ()
     states: dict[Tensor, tuple[Optimizer, Any]] = field(default_factory=dict)
     ends: dict[tuple[nn.Module, str], Sequence[list[int]]] = field(default_factory=dict)
+    axes: dict[tuple[nn.Module, str], tuple[int, int] | None] = field(default_factory=dict)
 
     def undo(self) -> None:
         """Put back the parameters, their sizes and their state in the optimizer."""
         for module, name, before, _ in self.exchanges:
-            _put(module, name, before)
+            put(module, name, before)
         for module, name, size in reversed(self.sizes):
             set_size(module, name, size)
         later = {id(after): before for _, _, before, after in self.exchanges}
         for optimizer in self.optimizers:
-            _exchange(optimizer, later)
+            exchange(optimizer, later)
             for _, _, _, after in self.exchanges:
                 optimizer.state.pop(after, None)
         for before, (optimizer, state) in self.states.items():
@@ -91,17 +90,19 @@ def widen(
     try:
         for each, channels in zip(parts, (new, *new.heads), strict=True):
             _lengthen(model, each, channels, change, gates)
+        _resize_users(change)
     except Exception:
         change.undo()  # nobody else knows what was exchanged so far
         raise
     for optimizer in optimizers:
-        _exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
+        exchange(optimizer, {id(before): after for _, _, before, after in change.exchanges})
         for module, key, before, after in change.exchanges:
             if before in optimizer.state:
                 change.states[before] = optimizer, optimizer.state.pop(before)
                 state = _padded_state(
                     change.states[before][1], before, after, gates.get(module, 1),
-                    change.ends[module, key], partial(rows_first, module, like=before),
+                    change.ends[module, key],
+                    partial(rows_first, module, like=before, axes=change.axes[module, key]),
                 )  # fmt: skip
                 if state is not None:
                     optimizer.state[after] = state
@@ -124,45 +125,58 @@ def _lengthen(
         for full, key, x in tensors:
             entry = new.entries.get(full)
             if entry is not None and not _put_shared(change, module, key, x):
-                old = rows_first(module, x.detach())
+                axes = group.axes.get(full)
+                old = rows_first(module, x.detach(), axes=axes)
                 positions = ends[name] if group.has_places(name) else [len(old)]
                 gates[module] = group.units.get(name, (1, 1))[0] * gates_of(module)
                 value, several = old, entry.to(x).unbind(1) if len(positions) > 1 else [entry.to(x)]
                 for end, each in zip(reversed(positions), reversed(several), strict=True):
                     value = _longer(module, key, value, each, end, gates[module])
-                _replace(change, module, key, rows_first(module, value, x))
+                _replace(change, module, key, rows_first(module, value, x, axes, back=True))
                 sides = sides_of(module, key)
                 columns = [n * (i + 1) // sides for n in old.shape[1:2] for i in range(sides)]
-                change.ends[module, key] = positions, columns
-        _join_weights(module)
+                change.ends[module, key], change.axes[module, key] = (positions, columns), axes
+        join_weights(module)
         sizes = {*size_names(module)[: 1 if is_writer else None], *group_counts(module)}
         for attribute in sizes:
             size = size_of(module, attribute)
             _add(change, module, attribute, group.rows(name, size, channels) * new.count)
     for name, block in group.readers.items():
-        module = model.get_submodule(name)
-        positions = [block * end for end in ends[name]]
+        module, tensors = layer_at(model, name)
+        positions, axes = [block * end for end in ends[name]], group.axes.get(name)
         for attribute in size_names(module)[1:]:
             _add(change, module, attribute, len(positions) * block * new.count)
-        for key in reading_names(module):
-            weight: Tensor = module.get_parameter(key)
-            if _put_shared(change, module, key, weight):
+        for key in reading_names(module) if axes is None else [tensors[0][1]]:
+            x = tensors[0][2] if axes is not None else module.get_parameter(key)
+            if _put_shared(change, module, key, x):
                 continue
-            weight = rows_first(module, weight)
+            weight = rows_first(module, x, axes=axes)
             rows = change.ends.get((module, key), [[len(weight)]])[0]
             for end in reversed(positions):
                 entry = new.weights(name, weight, block * new.count)
                 weight = _insert(weight, entry, end, axis=1)
-            _replace(change, module, key, rows_first(module, weight))
-            change.ends[module, key] = rows, positions
-        _join_weights(module)
+            _replace(change, module, key, rows_first(module, weight, axes=axes, back=True))
+            change.ends[module, key], change.axes[module, key] = (rows, positions), axes
+        join_weights(module)
+
+
+def _resize_users(change: Widening) -> None:
+    """Change attributes of users' modules that hold sizes of their tensors."""
+    modules = {module: None for module, *_ in change.exchanges if is_of_user(module)}
+    for module in modules:
+        from esper.kasmina.user_weights import later_sizes  # most are torch's
+
+        before = {key: x.shape for each, key, x, _ in change.exchanges if each is module}
+        shapes = [(before.get(key, x.shape), x.shape) for key, x in tensors_of(module)]
+        for key, size in later_sizes(module, shapes):
+            _add(change, module, key, size - getattr(module, key))
 
 
 def _put_shared(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:
     """Give a layer the longer parameter that one which shares it has got; whether there is one."""
     after = next((after for *_, before, after in change.exchanges if before is x), None)
     if after is not None:
-        _put(module, key, after)
+        put(module, key, after)
         change.exchanges.append((module, key, x, after))
     return after is not None
 
@@ -182,63 +196,6 @@ the learning rate, which costs as much where that is high (``benchmarks/widening
 """
 
 
-def resize(
-    model: nn.Module, state: Mapping[str, Any], optimizer: Optimizer | None = None
-) -> list[str]:
-    """Give layers the sizes that a state has for them, as those of a widened module.
-
-    Their entries are not those of the state yet. Other modules stay as they are.
-
-    Args:
-        model: a module built as before it grew.
-        state: ``state_dict()`` of the grown one.
-        optimizer: trains the module; it gets the new parameters, without a state.
-
-    Returns:
-        the names of the layers whose size differences.
-    """
-    names, later = list[str](), dict[int, Tensor]()
-    ratios: tuple[dict[str, Fraction], ...] = {}, {}
-    for name, module in model.named_modules():
-        weight = dict(tensors_of(module)).get(key := weight_name(module))
-        like = state.get(f"{name}.{key}")
-        if weight is not None and isinstance(like, Tensor) and weight.ndim > 1:
-            shapes = rows_first(module, weight).shape, rows_first(module, like).shape
-            for of_axis, size, wide in zip(ratios, *shapes, strict=False):
-                if size != wide:
-                    of_axis[name] = Fraction(wide, size)
-    for module, key, size in list(head_counts(model, *ratios)):
-        setattr(module, key, size)
-    for name, module in model.named_modules():
-        attributes = size_names(module)
-        prefix = f"{name}." if name else ""
-        tensors = [(key, x, state.get(prefix + key)) for key, x in tensors_of(module)]
-        differences = [
-            (k, x, y) for k, x, y in tensors if isinstance(y, Tensor) and y.shape != x.shape
-        ]
-        if not differences or not (attributes or is_of_user(module)):
-            continue
-        names.append(name)
-        for key, x, like in differences:
-            value = x.detach().new_zeros(like.shape)
-            is_parameter = isinstance(x, nn.Parameter)
-            new = nn.Parameter(value, x.requires_grad) if is_parameter else value
-            _put(module, key, later.setdefault(id(x), new))
-            if key in (weight_name(module), "running_mean") or "normalized_shape" in attributes:
-                sizes = list(rows_first(module, like).shape)
-                if isinstance(module, Recurrent):
-                    sizes[0] //= gates_of(module)
-                if counts := group_counts(module):
-                    attributes += counts
-                    sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
-                for attribute, size in zip(attributes, sizes, strict=False):
-                    set_size(module, attribute, size)
-        _join_weights(module)
-    if optimizer is not None:
-        _exchange(optimizer, later)
-    return names
-
-
 def parameter_count(model: nn.Module) -> int:
     """Parameters of ``model``, frozen ones included and shared ones counted once."""
     return sum(p.numel() for p in model.parameters())
@@ -248,31 +205,16 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     """The attributes in which a layer has its sizes, by layer and attribute."""
     sizes = {}
     for name, module in model.named_modules():
-        if names := size_names(module) or head_attributes(module):
-            sizes[name] = {key: size_of(module, key) for key in (*names, *group_counts(module))}
+        names = [*size_names(module), *group_counts(module)]
+        if not names:
+            lengths = {size for _, x in tensors_of(module) for size in x.shape if size > 1}
+            names = head_attributes(module) + [k for k, x in numbers_of(module) if x in lengths]
+        if names:
+            sizes[name] = {key: size_of(module, key) for key in names}
     return sizes
 
 
-def is_wider(model: nn.Module, name: str, shape: torch.Size) -> bool:
-    """Whether ``resize`` can give a parameter or buffer, by its full name, a shape."""
-    layer, key = layer_and_key(name)
-    try:
-        module = model.get_submodule(layer)
-        holder, entry = holder_of(module, key)
-    except AttributeError:
-        return False
-    before = holder.get(entry)
-    if before is None or before.ndim != len(shape):
-        return False
-    changes = [new - old for new, old in zip(shape, before.shape, strict=True)]
-    is_table, is_known = isinstance(module, Table), bool(size_names(module))
-    if is_table or is_of_user(module):
-        axis = 1 if is_table else last_axis(before.shape)
-        is_known = not any(changes[:axis] + changes[axis + 1 :])
-    return is_known and min(changes) >= 0
-
-
-def _put(module: nn.Module, name: str, value: Tensor) -> None:
+def put(module: nn.Module, name: str, value: Tensor) -> None:
     """Exchange a parameter or buffer."""
     holder, key = holder_of(module, name)
     holder[key] = value
@@ -280,7 +222,7 @@ def _put(module: nn.Module, name: str, value: Tensor) -> None:
         module._flat_weights[module._flat_weights_names.index(name)] = value
 
 
-def _join_weights(module: nn.Module) -> None:
+def join_weights(module: nn.Module) -> None:
     """On a GPU, put the weights of a recurrent layer where cuDNN wants them, side by side."""
     if isinstance(module, nn.RNNBase):
         module.flatten_parameters()
@@ -331,7 +273,7 @@ def _replace(change: Widening, module: nn.Module, name: str, value: Tensor) -> N
     after: Tensor = value.detach().contiguous() if before.is_contiguous() else value.detach()
     if isinstance(before, nn.Parameter):
         after = nn.Parameter(after, before.requires_grad)
-    _put(module, name, after)
+    put(module, name, after)
     if earlier is not None:
         change.exchanges.remove(earlier)
         before = earlier[2]
@@ -345,7 +287,7 @@ def _add(change: Widening, module: nn.Module, name: str, count: int) -> None:
     set_size(module, name, size + count)
 
 
-def _exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
+def exchange(optimizer: Optimizer, later: Mapping[int, Tensor]) -> None:
     """Put other parameters in the exchanges of some, in every group of an optimizer."""
     for group in optimizer.param_groups:
         group["params"] = [later.get(id(p), p) for p in group["params"]]

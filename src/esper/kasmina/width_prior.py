@@ -7,7 +7,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import layer_at, reading_names, reads_itself, row_count, size_names
+from esper.kasmina.layer_kinds import (
+    layer_at,
+    reading_names,
+    reads_itself,
+    row_count,
+    rows_first,
+    size_names,
+)
 from esper.kasmina.new_channels import channel_count, ends_of
 from esper.kasmina.wider_layers import parameter_count
 
@@ -74,12 +81,16 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
         channels = channel_count(model, group)
         for name in (*group.writers, *group.companions):
             layer, tensors = layer_at(model, name)
-            size = row_count(layer, [x for *_, x in tensors])
+            size = row_count(layer, [x for *_, x in tensors], group.axes.get(name))
             new = count * group.rows(name, size, channels)
             rows[name] = rows.get(name, 1.0) + new / size
         for name, block in group.readers.items():
-            layer = model.get_submodule(name)
-            size = getattr(layer, size_names(layer)[1])
+            layer, tensors = layer_at(model, name)
+            axes = group.axes.get(name)
+            if axes is None:
+                size = getattr(layer, size_names(layer)[1])
+            else:
+                size = rows_first(layer, tensors[0][2], axes=axes).shape[1]
             block *= len(ends_of(model, group, name))
             columns[name] = columns.get(name, 1.0) + count * block / size
     more = dict[Tensor, int]()
@@ -89,7 +100,7 @@ def wider_size(model: nn.Module, counts: Mapping[ChannelGroup, int]) -> int:
             factor = rows.get(name, 1.0)
             if reads_itself(layer, key):
                 factor *= factor
-            elif key in reading_names(layer):
+            elif key in reading_names(layer) or not size_names(layer):
                 factor *= columns.get(name, 1.0)
             more[parameter] = round(parameter.numel() * (factor - 1.0))
     return parameter_count(model) + sum(more.values())

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.nested import below
-from esper.kasmina.new_channels import NewChannels, channel_copies, random_in_place_of
+from esper.kasmina.new_channels import NewChannels
 from esper.kasmina.wider_groups import equal, wider_groups
 from esper.kasmina.wider_layers import Widening, parameter_count, widen
 from esper.kasmina.width_prior import planned_counts, wider_size
@@ -177,6 +177,9 @@ class LayerGrowth:
 
         changes: list[Widening | Blend] = []
         goal = copy.deepcopy(self.model) if any(each.is_balanced for each in counts) else None
+        if goal is not None:
+            from esper.kasmina import blending  # most have no such norm
+            from esper.kasmina import copied_channels as copies
         # One of its own, so that several processes draw alike what copies become.
         seed = self.seed * 1009 + self.number - 1
         generator, draws = (torch.Generator().manual_seed(x) for x in (seed, ~seed))
@@ -193,10 +196,10 @@ class LayerGrowth:
                 continue
             changes.append(widen(self.model, group, new, training.optimizer, *self.optimizers))
             for each in self.averages:
-                like = channel_copies(each, group, new.count) if group.is_balanced else new
+                like = copies.channel_copies(each, group, new.count) if group.is_balanced else new
                 changes.append(widen(each, group, replace(new, entries=like.entries)))
             if goal is not None:
-                like = random_in_place_of(goal, group, new, draws) if group.is_balanced else new
+                like = copies.substitutes(goal, group, new, draws) if group.is_balanced else new
                 widen(goal, group, like)
             kind = ", at first copies of these" if group.is_balanced else ""
             if share > (1e-4 if kind else 0.0):  # layers know copies of what they read as it is
@@ -205,8 +208,6 @@ class LayerGrowth:
                 kind += f", which explain {text}"
             self.lines.append(f"{group.title}: {group.change(new.count)}{kind}")
         if goal is not None and changes:
-            from esper.kasmina import blending  # most have no norm of all channels
-
             self.blend = blending.Blend(self.model, blending.moves_to(self.model, goal))
             changes.append(self.blend)
         return changes

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.resizing import is_wider, resize
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
-from esper.kasmina.wider_layers import is_wider, resize
 from esper.leyline.errors import UsageError
 from esper.own_models.attachment import SEED, attach, grown_seeds, set_hook, strip
 

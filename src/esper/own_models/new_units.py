@@ -11,6 +11,7 @@ the new ones are copies of those that are there, and turn into random ones.
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from math import gcd
 from typing import Any
 
@@ -18,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.channel_groups import ChannelGroup
-from esper.kasmina.layer_kinds import Recurrent, channel_axis, free_weights, rows_first
+from esper.kasmina.layer_kinds import Recurrent, free_weights, layer_at, rows_first
 from esper.kasmina.new_channels import (
     NewChannels,
-    balanced_channels,
     channel_count,
     ends_of,
     joined,
@@ -68,6 +68,8 @@ def propose(
     """
     trial = copy.deepcopy(model)
     if group.is_balanced:
+        from esper.kasmina.copied_channels import balanced_channels  # most have no such norm
+
         candidates = balanced_channels(model, group, count, generator)
     else:
         number = max(CANDIDATES * group.channels // group.width, 4 * count)
@@ -75,18 +77,22 @@ def propose(
         candidates = random_channels(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
     trial.requires_grad_(False)
-    records, handles = dict[str, Record](), []
-    for name in group.readers:
-        layer = trial.get_submodule(name)
-        if isinstance(layer, nn.MultiheadAttention):
-            continue  # no hook sees what its products with the weights are
-        records[name] = [], [], free_weights(layer)
-        handles.append(layer.register_forward_hook(_keep(*records[name][:2])))
-    with random_state_kept(), torch.enable_grad():
+    records, weights = dict[str, Record](), dict[str, Tensor]()
+    with random_state_kept(), torch.enable_grad(), ExitStack() as stack:
+        for name in group.readers:
+            layer, tensors = layer_at(trial, name)
+            if name in group.axes:
+                weights[name] = tensors[0][2].requires_grad_()
+            elif not isinstance(layer, nn.MultiheadAttention):  # no hook sees its products
+                records[name] = [], [], free_weights(layer)
+                hook = layer.register_forward_hook(_keep(*records[name][:2]))
+                stack.callback(hook.remove)
+        if weights:
+            from esper.kasmina.user_weights import Readings  # most modules have none
+
+            stack.enter_context(Readings(weights, records))
         for batch in batches:
             backward(trial, batch)
-    for handle in handles:
-        handle.remove()
     index, share = _pursuit(trial, group, count, records)
     if group.is_balanced:
         return candidates, share
@@ -117,7 +123,7 @@ def _pursuit(
 ) -> tuple[Tensor, float]:
     """The indices of candidates, and the share of the squared gradient that they explain."""
     # A layer that stochastic depth skips has no gradient, and any channels are as good.
-    active = {name: x for name, x in records.items() if x[2][0].grad is not None}
+    active = {name: x for name, x in records.items() if x[0] and x[2][0].grad is not None}
     readers = [_Reader(model, name, group, count, x) for name, x in active.items()]
     if not active:
         return torch.arange(count), 0.0
@@ -145,15 +151,16 @@ class _Reader:
     def __init__(
         self, model: nn.Module, name: str, group: ChannelGroup, count: int, record: Record
     ):
-        layer, block = model.get_submodule(name), group.readers[name]
+        layer, block, axes = layer_at(model, name)[0], group.readers[name], group.axes.get(name)
         # Of a concatenation, what is of the group, channel by channel.
         ends, channels = ends_of(model, group, name), channel_count(model, group)
         indices = torch.stack([torch.arange(end - channels, end) for end in ends], 1)
         columns = (indices[..., None] * block + torch.arange(block)).flatten()
-        gradients = [rows_first(layer, each.grad) for each in record[2] if each.grad is not None]
-        gradient = torch.cat(gradients).double()[:, columns]
-        inputs = torch.cat([_rows(layer, x) for x in record[0]])
-        outputs = sum(float(_rows(layer, g).double().square().sum()) for g in record[1])
+        grads = [each.grad for each in record[2] if each.grad is not None]
+        gradient = torch.cat([rows_first(layer, x, axes=axes) for x in grads]).double()[:, columns]
+        rank = record[2][0].ndim if axes is None else 2
+        inputs = torch.cat([_rows(x, rank) for x in record[0]])
+        outputs = sum(float(_rows(g, rank).double().square().sum()) for g in record[1])
         samples = max(len(inputs), 1)
         entries = inputs[:: -(-samples // ROWS)].double()[:, columns]  # at most ROWS, evenly spread
         # Position by position of a flattened map, a channel is one variable; a head has several.
@@ -201,7 +208,7 @@ class _Reader:
         return torch.where(self.variance > limit, gain, 0.0).view(-1, self.variables).sum(1)
 
 
-def _rows(layer: nn.Module, x: Tensor) -> Tensor:
-    """An activation as ``[positions, channels]``."""
-    axis = channel_axis(layer, x)
+def _rows(x: Tensor, rank: int) -> Tensor:
+    """An activation as ``[positions, channels]``; the weight that reads it has so many axes."""
+    axis = x.ndim - rank + 1
     return x.movedim(axis, -1).reshape(-1, x.shape[axis])

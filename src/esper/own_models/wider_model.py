@@ -129,13 +129,9 @@ def deepen(
 
 
 def _enlarged(
-    model: nn.Module,
-    loader: Iterable[Any],
-    optimizer: Optimizer | Sequence[Optimizer] | None,
-    averages: Sequence[nn.Module] | nn.Module,
-    options: GrowOptions,
-    factor: float | None = None,
-) -> Enlargement:
+    model: nn.Module, loader: Iterable[Any], optimizer: Optimizer | Sequence[Optimizer] | None,
+    averages: Sequence[nn.Module] | nn.Module, options: GrowOptions, factor: float | None = None,
+) -> Enlargement:  # fmt: skip
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
     for one in optimizers:
         check_arguments(model, one, options)

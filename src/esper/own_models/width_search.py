@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from esper.kasmina.wider_layers import parameter_count, resize
+from esper.kasmina.wider_layers import parameter_count
 from esper.kasmina.width_prior import expected_gain
 from esper.own_models.attachment import copied_state
 from esper.own_models.figure_intervals import interval, sample_values
@@ -64,6 +64,7 @@ class WidthSearch(LayerGrowth):
         self.number, self.copies = content["number"], content["copies"]
         from esper.kasmina.blending import Blend  # only who resumes needs these
         from esper.kasmina.deeper_stacks import deepen
+        from esper.kasmina.resizing import resize
 
         for container, index in self.copies:
             deepen(self.model, container, index, (), training.optimizer)
@@ -157,14 +158,9 @@ class _Snapshot:
 
 
 def _report(
-    without: Validation,
-    wide: Validation,
-    bounds: tuple[float, float] | None,
-    stays: bool,
-    epochs: int,
-    prior: float,
-    why: str,
-) -> str:
+    without: Validation, wide: Validation, bounds: tuple[float, float] | None, stays: bool,
+    epochs: int, prior: float, why: str,
+) -> str:  # fmt: skip
     """Why the larger network stays or not: by the trial, and by ``prior``, which counts as well."""
     percent = without.unit == "accuracy"
     scale, unit, digits = (100.0, "points", 1) if percent else (1.0, without.unit, 3)
