@@ -44,6 +44,7 @@ class ChannelGroup:
         silent: norms, tables or other layers whose new entries are 0, as what reads them is a table
             that also writes the channels, such as that of an embedding and the head of a language
             model, or as products with them are summed.
+        silence: that 0; -1 of norms that multiply by one more than their weight, as Gemma's do.
         axes: of each weight that is a parameter of a user's module, see ``user_weights``.
         layouts: by the name of a companion or reader behind a concatenation, its parts in order: a
             layer that writes the part, or an empty name and the length of one that stays. Several
@@ -61,6 +62,7 @@ class ChannelGroup:
     heads: tuple["ChannelGroup", ...] = ()
     silent: tuple[str, ...] = ()
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    silence: float = 0.0
 
     @property
     def name(self) -> str:

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def channel_copies(model: nn.Module, group: "ChannelGroup", count: int) -> NewChannels:
-    """Copies of the channels that are there, all equally often; behind a silent norm 0."""
+    """Copies of the channels that are there, all equally often; a silent norm hides them."""
     entries = {}
     for full, x in present_channels(model, group):
         is_silent = layer_and_key(full)[0] in group.silent
         copies = x.repeat(count // len(x), *[1] * (x.ndim - 1))
-        entries[full] = torch.zeros_like(copies) if is_silent else copies
+        entries[full] = torch.full_like(copies, group.silence) if is_silent else copies
     return NewChannels(entries, count)
 
 
@@ -39,9 +39,9 @@ def substitutes(
     """As many random channels, which are read at random: what copies turn into."""
     draws = random_channels(model, group, new.count, group.channels + new.count, generator)
     entries = dict(joined(model, group, draws, generator).entries)
-    for full in entries:
+    for full, x in entries.items():
         if layer_and_key(full)[0] in group.silent:  # the table behind it has weights as large
-            entries[full] *= DIFFERENCE
+            entries[full] = torch.lerp(x.new_tensor(group.silence), x, DIFFERENCE)
     heads = tuple(replace(each, generator=generator) for each in new.heads)
     return NewChannels(entries, new.count, heads=heads, generator=generator)
 

@@ -172,8 +172,8 @@ class Readings(TorchFunctionMode):
         product = product_of(name, args, kwargs)
         if product is not None and id(product.weight) in self._names:
             activations, gradients, _ = self._records[self._names[id(product.weight)][0]]
-            activations.append(product.input.detach().movedim(product.reads, -1))
             if output.requires_grad:
+                activations.append(product.input.detach().movedim(product.reads, -1))
                 output.register_hook(lambda gradient: gradients.append(gradient.detach()))
         elif isinstance(output, Tensor):
             # What is computed of a weight and numbers alone counts as it.

@@ -32,8 +32,10 @@ def wider_groups(
         if group.writers in wide:
             continue
         heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
-        further = [replace(group, heads=group.heads + heads)] if heads else []
-        for each in [group, *further]:
+        further = [group, *([replace(group, heads=group.heads + heads)] if heads else [])]
+        if group.is_balanced and group.silent:
+            further += [replace(each, silence=-1.0) for each in further]
+        for each in further:
             reason = _problem(model, each, before, run)
             if not reason:
                 wide[group.writers] = each

@@ -111,9 +111,11 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
 
 def _keep(activations: list[Tensor], gradients: list[Tensor]) -> Callable[..., None]:
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        activations.append(inputs[0].data.detach())  # of a packed sequence, too
         if not isinstance(module, Recurrent):
+            if not output.requires_grad:
+                return
             output.register_hook(lambda gradient: gradients.append(gradient.detach()))
+        activations.append(inputs[0].data.detach())  # of a packed sequence, too
 
     return hook
 
