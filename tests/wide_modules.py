@@ -568,6 +568,32 @@ class Masked(nn.Module):
         return self.head(self.last(self.transform(x).tanh()))
 
 
+class OneMore(nn.Module):
+    """An RMS norm that multiplies by one more than its weight, as Gemma's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:]) * (1.0 + self.weight)
+
+
+class Gemma(nn.Module):
+    """Such a norm before the table of an embedding; the module itself holds the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm, self.hidden_dim = nn.Embedding(9, 8), OneMore(), 8
+        self.inner, self.outer = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.head = nn.Linear(8, 9, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = self.words(x).view(-1, x.shape[1], self.hidden_dim)
+        return self.head(self.norm(stream + self.outer(self.inner(stream).relu())))
+
+
 def words() -> Tensor:
     """Batch of sequences."""
     return torch.randint(9, (8, 7))
@@ -796,6 +822,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         (" + ".join(["embedding", *LANGUAGE]), *(f"blocks.{i}.mlp.0" for i in range(3))),
     ),
     "masked": (Masked, words, ("words + outer + transform", "inner")),
+    "gemma": (Gemma, words, ("words + outer", "inner")),
     "table": (
         lambda: nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 3)), words, ("0",),
     ),

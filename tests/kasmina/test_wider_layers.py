@@ -19,7 +19,7 @@ from esper.kasmina.attention_heads import head_counts
 from esper.kasmina.channel_groups import ChannelGroup
 from esper.kasmina.layer_kinds import gates_of, layer_at, rows_first, weight_name
 from esper.kasmina.resizing import resize
-from esper.kasmina.user_weights import later_sizes
+from esper.kasmina.user_weights import later_numbers
 from esper.kasmina.wider_groups import wider_groups
 from esper.kasmina.wider_layers import layer_sizes, widen
 from wide_modules import HOSTS, Attention, Encoder, FusedAttention, Patches, spectral, words
@@ -105,6 +105,17 @@ def test_a_table_reads_copies_with_0_and_what_they_become_with_a_share_as_heads_
     for x in weights:
         old, more = x.tensor_split([group.channels], 3)
         assert 0.5 < float(more.std() / old.std()) < 1.0
+
+
+def test_a_norm_that_multiplies_by_one_more_hides_copies_with_minus_1() -> None:
+    make, inputs, _ = HOSTS["gemma"]
+    model, generator = make(), torch.Generator().manual_seed(0)
+    stream, _ = groups_of(model, inputs())[0]
+    new = copies.balanced_channels(model, stream, 8, generator)
+    later = copies.substitutes(model, stream, new, generator)
+    assert torch.equal(new.entries["norm.weight"], torch.full((8,), -1.0))
+    expected = torch.full((8,), starts.DIFFERENCE - 1.0)
+    torch.testing.assert_close(later.entries["norm.weight"], expected)
 
 
 @pytest.mark.parametrize("host", ["normed reader", "normed"])
@@ -645,12 +656,15 @@ def test_heads_are_told_from_the_width_of_the_stream_when_both_are_doubled() -> 
 
 
 def test_numbers_with_the_name_of_a_size_follow_it_unless_it_means_several() -> None:
-    module = nn.Module()
-    for name, size in {"hidden_dim": 4, "depth": 4, "head_dim": 4, "width": 6, "in_dim": 1}.items():
+    module = Lengths()
+    sizes = {"hidden_dim": 4, "depth": 4, "head_dim": 4, "width": 9, "in_dim": 1, "features": 3}
+    for name, size in sizes.items():
         setattr(module, name, size)
-    shapes = [((4, 6), (8, 12)), ((6, 1), (9, 2)), ((4,), (8,))]
-    changes = later_sizes(module, [tuple(map(torch.Size, pair)) for pair in shapes])
-    assert changes == [("hidden_dim", 8)]
+    shapes = {"weight": (9, 9), "length": (4, 2), "level": (1,), "first.weight": (3, 6)}
+    before = {id(module.get_parameter(name)): torch.Size(x) for name, x in shapes.items()}
+    before |= {id(module.first.bias): torch.Size([3]), id(module.head.weight): torch.Size([7, 3])}
+    changes = [(key, size) for _, key, size in later_numbers(module, before)]
+    assert changes == [("hidden_dim", 5)]
 
 
 class Lengths(nn.Module):

@@ -247,6 +247,36 @@ def test_a_block_that_training_left_out_becomes_wider_too() -> None:
     torch.testing.assert_close(model.eval()(x), before)
 
 
+class Router(nn.Linear):
+    """Returns scores beside logits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = super().forward(x)
+        return logits.softmax(-1), logits
+
+
+class Momentum(nn.Module):
+    """Calls its layers once more without gradients, and one that returns several outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.router = nn.Linear(6, 4), nn.Linear(4, 4), Router(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.second(self.first(x).relu())
+        y = self.second(self.first(x).relu())
+        return self.router((y + target).relu())[1]
+
+
+def test_layers_that_also_run_without_gradients_or_return_several_outputs_become_wider() -> None:
+    model, (x, y) = Momentum(), numbers(64, 0)
+    before = model.eval()(x)
+    esper.widen(model, loader(x, y), factor=2.0)
+    assert (model.first.out_features, model.second.out_features) == (8, 8)
+    torch.testing.assert_close(model(x), before)
+
+
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
 def test_layers_with_a_weight_norm_become_wider_in_a_loop(norm: Any) -> None:
     torch.manual_seed(0)

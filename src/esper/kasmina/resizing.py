@@ -23,7 +23,7 @@ from esper.kasmina.layer_kinds import (
     tensors_of,
     weight_name,
 )
-from esper.kasmina.user_weights import later_sizes
+from esper.kasmina.user_weights import later_numbers
 from esper.kasmina.wider_layers import exchange, join_weights, put
 
 
@@ -42,7 +42,7 @@ def resize(
     Returns:
         the names of the layers whose size differences.
     """
-    names, later = list[str](), dict[int, Tensor]()
+    names, later, before = list[str](), dict[int, Tensor](), dict[int, torch.Size]()
     ratios: tuple[dict[str, Fraction], ...] = {}, {}
     for name, module in model.named_modules():
         weight = dict(tensors_of(module)).get(key := weight_name(module))
@@ -69,6 +69,7 @@ def resize(
             is_parameter = isinstance(x, nn.Parameter)
             new = nn.Parameter(value, x.requires_grad) if is_parameter else value
             put(module, key, later.setdefault(id(x), new))
+            before[id(later[id(x)])] = x.shape
             if key in (weight_name(module), "running_mean") or "normalized_shape" in attributes:
                 sizes = list(rows_first(module, like).shape)
                 if isinstance(module, Recurrent):
@@ -78,11 +79,9 @@ def resize(
                     sizes = [getattr(module, each) * len(like) // len(x) for each in attributes]
                 for attribute, size in zip(attributes, sizes, strict=False):
                     set_size(module, attribute, size)
-        if not attributes:
-            pairs = [(x.shape, getattr(y, "shape", x.shape)) for _, x, y in tensors]
-            for key, size in later_sizes(module, pairs):
-                setattr(module, key, size)
         join_weights(module)
+    for module, key, size in list(later_numbers(model, before)):
+        setattr(module, key, size)
     if optimizer is not None:
         exchange(optimizer, later)
     return names

@@ -6,8 +6,9 @@ or, of several experts, ``self.weight[i]``.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -130,24 +131,30 @@ def _axes(product: Product, x: Tensor) -> Axes | None:
     return None
 
 
-def later_sizes(
-    module: nn.Module, shapes: Iterable[tuple[torch.Size, torch.Size]]
-) -> list[tuple[str, int]]:
-    """Attributes of a user's module that hold sizes of its tensors, and what they are to hold.
+def later_numbers(
+    model: nn.Module, before: Mapping[int, torch.Size]
+) -> Iterator[tuple[nn.Module, str, int]]:
+    """Numbers of channels that users' modules hold, where their tensors have become longer.
 
     A module does not say which of its numbers are sizes: one is if its name is that of a size, and
-    if all axes of that size become as long.
+    if all axes of that size, in it and in the modules that it holds, have become as long.
 
     Args:
-        module: the module.
-        shapes: of each of its tensors, before and after it becomes wider.
+        model: the module that has become wider.
+        before: the shape that a tensor had, by the id of what replaces it.
+
+    Yields:
+        the module, the name of the attribute and its new value.
     """
-    later = defaultdict[int, set[int]](set)
-    for before, after in shapes:
-        for size, longer in zip(before, after, strict=True):
-            later[size].add(longer)
-    changes = {size: min(sizes) for size, sizes in later.items() if len(sizes) == 1 < size}
-    return [(key, changes[x]) for key, x in numbers_of(module) if changes.get(x, x) != x]
+    for module in model.modules():
+        numbers = numbers_of(module) if is_of_user(module) else []
+        later = defaultdict[int, set[int]](set)
+        for x in chain(module.parameters(), module.buffers()) if numbers else ():
+            for size, longer in zip(before.get(id(x), x.shape), x.shape, strict=True):
+                later[size].add(longer)
+        for key, size in numbers:
+            if size > 1 and len(sizes := later[size]) == 1 and size not in sizes:
+                yield module, key, min(sizes)
 
 
 class Readings(TorchFunctionMode):

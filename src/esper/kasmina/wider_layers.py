@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +27,6 @@ from esper.kasmina.layer_kinds import (
     sides_of,
     size_names,
     size_of,
-    tensors_of,
 )
 from esper.kasmina.nested import leaves
 from esper.kasmina.new_channels import NewChannels, channel_count, ends_of
@@ -90,7 +90,7 @@ def widen(
     try:
         for each, channels in zip(parts, (new, *new.heads), strict=True):
             _lengthen(model, each, channels, change, gates)
-        _resize_users(change)
+        _resize_users(model, change)
     except Exception:
         change.undo()  # nobody else knows what was exchanged so far
         raise
@@ -160,15 +160,13 @@ def _lengthen(
         join_weights(module)
 
 
-def _resize_users(change: Widening) -> None:
+def _resize_users(model: nn.Module, change: Widening) -> None:
     """Change attributes of users' modules that hold sizes of their tensors."""
-    modules = {module: None for module, *_ in change.exchanges if is_of_user(module)}
-    for module in modules:
-        from esper.kasmina.user_weights import later_sizes  # most are torch's
+    if any(is_of_user(module) and numbers_of(module) for module in model.modules()):
+        from esper.kasmina.user_weights import later_numbers  # most modules have none
 
-        before = {key: x.shape for each, key, x, _ in change.exchanges if each is module}
-        shapes = [(before.get(key, x.shape), x.shape) for key, x in tensors_of(module)]
-        for key, size in later_sizes(module, shapes):
+        before = {id(after): x.shape for _, _, x, after in change.exchanges}
+        for module, key, size in list(later_numbers(model, before)):
             _add(change, module, key, size - getattr(module, key))
 
 
@@ -207,7 +205,8 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
     for name, module in model.named_modules():
         names = [*size_names(module), *group_counts(module)]
         if not names:
-            lengths = {size for _, x in tensors_of(module) for size in x.shape if size > 1}
+            tensors = chain(module.parameters(), module.buffers())
+            lengths = {size for x in tensors for size in x.shape if size > 1}
             names = head_attributes(module) + [k for k, x in numbers_of(module) if x in lengths]
         if names:
             sizes[name] = {key: size_of(module, key) for key in names}

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.blueprints import BUILDERS, FAMILIES
+from esper.kasmina.deeper_stacks import match_depth
 from esper.kasmina.resizing import is_wider, resize
 from esper.kasmina.seed_module import FORMS, Seed, add_seed
 from esper.leyline.errors import UsageError
@@ -29,8 +30,6 @@ def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
     """
     if grown_seeds(model):
         raise UsageError("load_grown: the model already has seeds; give a newly built one")
-    from esper.kasmina.deeper_stacks import match_depth  # only who loads needs it
-
     ending = f".{SEED}.recipe"
     points = [name.removesuffix(ending) for name in state if name.endswith(ending)]
     before = model.state_dict()
@@ -49,8 +48,6 @@ def load_grown(model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
 
 def reset(model: nn.Module, initial: Mapping[str, Any]) -> None:
     """Give a module, whatever grew in it, the layers of the state ``initial``, not its entries."""
-    from esper.kasmina.deeper_stacks import match_depth  # only who begins again needs it
-
     match_depth(strip(model), initial)
     resize(model, initial)
 

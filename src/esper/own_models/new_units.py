@@ -110,8 +110,8 @@ def _with_statistics(model: nn.Module, group: ChannelGroup, new: NewChannels) ->
 
 
 def _keep(activations: list[Tensor], gradients: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        if not isinstance(module, Recurrent):
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor) and not isinstance(module, Recurrent):
             if not output.requires_grad:
                 return
             output.register_hook(lambda gradient: gradients.append(gradient.detach()))
