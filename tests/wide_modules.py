@@ -254,12 +254,17 @@ class FusedAttention(nn.Module):
 
 
 class GroupedQueries(nn.Module):
-    """Two heads of queries for one of keys and values, with rotary positions and a norm of each."""
+    """Two heads of queries for one of keys and values, with rotary positions and a norm of each.
+
+    Where keys come first, the layer that reads the heads is registered before all, as in Phi-3.
+    """
 
     def __init__(self, keys_first: bool = False) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.keys_first = 4, 2, keys_first
         self.wq, self.wkv, self.wo = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        for name in ("wq", "wkv") if keys_first else ():
+            setattr(self, name, self._modules.pop(name))
         self.norm = nn.RMSNorm(4)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ A module does not say which of its numbers these are, and neither does the state
 both who widens it and who loads it later go by their names, and by the sizes of its layers.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from esper.kasmina.layer_kinds import Linear, size_names
 
 _OF_ONE_HEAD = ("dim", "size", "width", "feature", "channel", "embd", "per_head")
+_OUTPUT = re.compile(r"(^|[._])(o|out|output|wo)([._]|$)", re.IGNORECASE)
 _LAYERS = Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
@@ -32,7 +34,8 @@ def head_counts(
     """What attributes of modules hold that count heads, when their layers have become wider.
 
     These are modules whose first layers, as they are registered, compute queries, keys and values,
-    and whose last ones read what attention makes of them; there are no others.
+    and whose last ones, or those with such a name, read what attention makes of them; there are no
+    others.
 
     Args:
         model: the module, before its layers become wider.
@@ -48,7 +51,8 @@ def head_counts(
             for name in ("d_model", "nhead"):
                 yield module, name, int(getattr(module, name) * rows.get(first, 1))
             continue
-        layers = {f"{prefix}.{name}".lstrip("."): x for name, x in _layers(module).items()}
+        in_order = sorted(_layers(module).items(), key=lambda each: bool(_OUTPUT.search(each[0])))
+        layers = {f"{prefix}.{name}".lstrip("."): x for name, x in in_order}
         names, wider = head_attributes(module), list(layers)
         factor = rows.get(wider[0]) if names and wider else None
         ends = [

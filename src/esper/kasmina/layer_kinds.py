@@ -1,5 +1,6 @@
 """The layers that can become wider: what their sizes and their parameters mean."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
@@ -87,13 +88,13 @@ def is_of_user(module: nn.Module) -> bool:
     return not (type(module).__module__.startswith("torch.") or size_names(module))
 
 
-_WORDS = "dim", "width", "feature", "channel", "emb", "hidden", "intermediate", "units", "d_model"
+_SIZE = re.compile("dim|width|feature|channel|emb|hidden|intermediate|units|d_model|put_size")
 
 
 def numbers_of(module: nn.Module) -> list[tuple[str, int]]:
     """Attributes of a module that are numbers and have the name of a number of channels."""
     numbers = ((key, x) for key, x in vars(module).items() if type(x) is int)
-    return [(k, x) for k, x in numbers if "head" not in k and any(word in k for word in _WORDS)]
+    return [(key, x) for key, x in numbers if "head" not in key and _SIZE.search(key)]
 
 
 def layer_at(model: nn.Module, name: str) -> tuple[nn.Module, list[tuple[str, str, Tensor]]]:
