@@ -236,11 +236,15 @@ class Pointwise(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """All three from one layer, with the width of all heads in an attribute."""
+    """All three from one layer, with the width of all heads in an attribute.
+
+    Another number is as large as that of the heads, of which each has a learned level.
+    """
 
     def __init__(self, linear: Callable[..., nn.Module] = nn.Linear) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.inner = 3, 4, 12
+        self.num_heads, self.head_dim, self.inner, self.dim_of_keys = 3, 4, 12, 3
+        self.level = nn.Parameter(torch.ones(3, 1, 1))
         self.register_buffer("past", torch.ones(7, 7).tril().bool(), persistent=False)
         self.qkv, self.project = linear(8, 36, bias=False), linear(12, 8)
 
@@ -250,6 +254,7 @@ class FusedAttention(nn.Module):
             for each in self.qkv(x).split(self.inner, -1)
         )
         y = nn.functional.scaled_dot_product_attention(q, k, v, self.past)
+        y = y * self.level / self.dim_of_keys
         return self.project(y.transpose(1, 2).reshape(*x.shape[:2], self.inner))
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from esper.kasmina.attention_heads import head_attributes
 from esper.kasmina.layer_kinds import is_of_user, numbers_of, tensors_of
 from esper.kasmina.nested import tensors
 
@@ -147,7 +148,9 @@ def later_numbers(
         the module, the name of the attribute and its new value.
     """
     for module in model.modules():
-        numbers = numbers_of(module) if is_of_user(module) else []
+        # Where heads are counted, a size may be their number, and theirs follow by other rules.
+        is_plain = is_of_user(module) and not head_attributes(module)
+        numbers = numbers_of(module) if is_plain else []
         later = defaultdict[int, set[int]](set)
         for x in chain(module.parameters(), module.buffers()) if numbers else ():
             for size, longer in zip(before.get(id(x), x.shape), x.shape, strict=True):

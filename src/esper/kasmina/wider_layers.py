@@ -207,7 +207,7 @@ def layer_sizes(model: nn.Module) -> dict[str, dict[str, int]]:
         if not names:
             tensors = chain(module.parameters(), module.buffers())
             lengths = {size for x in tensors for size in x.shape if size > 1}
-            names = head_attributes(module) + [k for k, x in numbers_of(module) if x in lengths]
+            names = head_attributes(module) or [k for k, x in numbers_of(module) if x in lengths]
         if names:
             sizes[name] = {key: size_of(module, key) for key in names}
     return sizes
