@@ -414,7 +414,7 @@ class Weights(nn.Module):
         self.kernel, self.slope = (nn.Parameter(torch.randn(4, n, 3) / 3) for n in (1, 4))
         self.first, self.bias = nn.Parameter(torch.randn(4, 5) / 2), nn.Parameter(torch.zeros(5))
         self.second, self.shift = (nn.Parameter(torch.randn(6, *n)) for n in ((5,), ()))
-        self.third, self.fourth = (nn.Parameter(torch.randn(6, n)) for n in (6, 3))
+        self.last = nn.ParameterList(torch.randn(6, n) for n in (6, 3))
         self.mixture, self.gain = nn.Parameter(torch.randn(7, 7)), nn.Parameter(torch.ones(1) / 2)
         self.register_buffer("filter", torch.randn(7, 7))
         self.hidden = 5
@@ -424,8 +424,8 @@ class Weights(nn.Module):
         maps = maps + F.conv1d(maps, self.slope, padding=1).tanh()
         inner = (maps.mean(2) @ self.first + self.bias).view(-1, self.hidden).relu()
         inner = F.linear(inner, self.gain * self.second, self.shift).relu()
-        inner = (inner @ self.third.T).relu()
-        return torch.einsum("...c,co->...o", inner, self.fourth)
+        inner = (inner @ self.last[0].T).relu()
+        return torch.einsum("...c,co->...o", inner, self.last[1])
 
 
 class Product(nn.Module):
@@ -868,7 +868,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "own weights": (
-        Weights, lambda: torch.randn(8, 7), ("kernel + slope", "first", "second + shift", "third"),
+        Weights, lambda: torch.randn(8, 7), ("kernel + slope", "first", "second + shift", "last.0"),
     ),
     "experts": (
         Experts, lambda: torch.randn(8, 6), ("embed.weight + down + second", "up", "first"),

@@ -85,6 +85,8 @@ def last_axis(shape: Sequence[int]) -> int:
 
 def is_of_user(module: nn.Module) -> bool:
     """Whether a module is none of torch's and no layer, and so may have tensors of any meaning."""
+    if isinstance(module, nn.ParameterList | nn.ParameterDict):
+        return True
     return not (type(module).__module__.startswith("torch.") or size_names(module))
 
 
