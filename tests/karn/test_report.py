@@ -35,34 +35,11 @@ from run_directories import (
 )
 
 RECORDED = Path(__file__).parents[1] / "recorded"
-KINDS = ("healthy", "anomalous", "interrupted", "old_schema")
 
 
 def report(*runs: Path, to: Path) -> Page:
     """Write and check the report about ``runs``; return the page."""
     return check(write_report(runs, to / "report.html").read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_recorded_run_has_a_report_without_an_empty_plot(tmp_path, kind: str) -> None:
-    page = report(RECORDED / kind, to=tmp_path)
-    wanted = {
-        *("Accuracy", "Validation difference", "Seeds per episode", "Accuracy against parameters"),
-        *("Lives of seeds", "Updates", "Entropy of each head", "Gradient norm of each head"),
-        *("Schedules", "Throughput"),
-    }
-    assert wanted <= page.plots.keys()
-    assert ("was interrupted after 2 of 100 rounds" in page.text) == (kind == "interrupted")
-    assert ("unreadable lines were skipped: 1." in page.text) == (kind == "interrupted")
-    assert ("Anomalies" in page.plots) == (kind == "anomalous")
-    (times,) = page.plots["Time per round"].axes
-    assert len([curve for curve in times.curves if len(curve) > 1]) >= 2
-    gradients = page.plots["Gradient norm of each head"]
-    assert ("missing" in gradients.words) == (kind == "anomalous")
-    assert len(gradients.axes) == 9
-    # A bar for each stage of each life, not only the axes.
-    stages = {f"var(--stage-{name})" for name in ("germinated", "training")}
-    assert all(stage in page.text for stage in stages)
 
 
 def test_runs_side_by_side_share_axes_and_list_differing_settings(tmp_path: Path) -> None:

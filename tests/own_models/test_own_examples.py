@@ -112,7 +112,8 @@ def test_an_example_runs_and_its_model_grows(name: str) -> None:
     assert f"epoch  {epochs:>2}/{epochs}" in left.printed
 
 
-@pytest.mark.parametrize("kind", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
 def test_what_the_examples_grew_loads_and_trains_on_without_esper(
     kind: str, tmp_path: Path
 ) -> None:

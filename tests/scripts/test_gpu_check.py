@@ -63,9 +63,7 @@ def checked(output: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_sample_runs_on_the_virtual_device(tmp_path: Path) -> None:
-    page, sections = checked(tmp_path / "new" / "page", "--sections", "convolutions", "facts")
-    assert list(sections) == ["facts", "convolutions"]  # in the order of the check
-    assert f"torch {torch.__version__}" in page
+    _, sections = checked(tmp_path / "new" / "page", "--sections", "convolutions")
     ways = {row["way"] for row in sections["convolutions"]["rows"]}
     assert len(ways) == 5
     assert len(sections["convolutions"]["rows"]) == 5 * 4
@@ -75,6 +73,7 @@ def test_a_sample_runs_on_the_virtual_device(tmp_path: Path) -> None:
 def test_all_of_it_runs_on_the_virtual_device(tmp_path: Path, check: Any) -> None:
     page, sections = checked(tmp_path / "page")
     assert tuple(sections) == check.sections.NAMES
+    assert f"torch {torch.__version__}" in page
     assert "does not depend on the number of environments" in page
     assert {row["precision"] for row in sections["heads"]["rows"]} == set(check.place.PRECISIONS)
     waits = {row["of"]: row["waits"] for row in sections["waits"]["rows"] if "waits" in row}

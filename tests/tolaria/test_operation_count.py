@@ -158,18 +158,18 @@ def of_a_minibatch(kind: int, count: int) -> int:
 
 @pytest.mark.parametrize("kind", range(3), ids=["no seeds", "one blueprint", "seven blueprints"])
 def test_more_environments_take_no_more_launches(kind: int, record_property) -> None:
-    counts = {count: of_a_minibatch(kind, count) for count in (16, 64, 256)}
+    counts = {count: of_a_minibatch(kind, count) for count in (16, 256)}
     record_property("launches", counts)
     print(counts)
-    assert counts[16] == counts[64] == counts[256]
+    assert counts[16] == counts[256]
     assert counts[16] < (130, 320, 1300)[kind]
 
 
 @pytest.mark.parametrize("kind", range(3), ids=["no seeds", "one blueprint", "seven blueprints"])
 def test_measuring_the_slots_of_more_environments_takes_no_more_launches(kind: int) -> None:
     """An epoch of one minibatch, in which the empty slots are measured from half of it."""
-    counts = {count: launches(kind, count, 1) for count in (16, 64, 256)}
+    counts = {count: launches(kind, count, 1) for count in (16, 256)}
     measuring = counts[16] - of_a_minibatch(kind, 16)
     print(counts, measuring)
-    assert counts[16] == counts[64] == counts[256]
+    assert counts[16] == counts[256]
     assert 0 < measuring < 250
