@@ -271,6 +271,8 @@ class GroupedQueries(nn.Module):
         for name in ("wq", "wkv") if keys_first else ():
             setattr(self, name, self._modules.pop(name))
         self.norm = nn.RMSNorm(4)
+        frequencies = torch.tensor([1.0, 0.1, 1.0, 0.1])
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, time, _ = x.shape
@@ -278,7 +280,7 @@ class GroupedQueries(nn.Module):
         outputs = {layer: layer(x) for layer in calls}
         q = self.norm(outputs[self.wq].view(batch, time, self.n_heads, 4))
         k, v = outputs[self.wkv].view(batch, time, 2, self.n_kv_heads, 4).unbind(2)
-        angle = torch.arange(time)[:, None, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+        angle = torch.arange(time)[:, None, None] * self.frequencies
         q, k = (
             each * angle.cos() + torch.cat([-each[..., 2:], each[..., :2]], -1) * angle.sin()
             for each in (q, k)

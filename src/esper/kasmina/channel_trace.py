@@ -321,7 +321,8 @@ class Recorder(TorchFunctionMode):
         if not isinstance(output, Tensor) or len(modules) != 1 or is_layer:
             return output
         lengths = [x.shape[-1:] for x in inputs if id(x) not in self._owners]
-        if name in _BROADCASTS and (1,) in lengths and output.shape[-1] > 1:
+        is_learned = any(key in module._parameters for _, module, keys in owners for key in keys)
+        if is_learned and name in _BROADCASTS and (1,) in lengths and output.shape[-1] > 1:
             group = TracedGroup(output.shape[-1], [])
             self._all.append(group)
             self._tags[id(output)] = output, Tag(group, Position(output.ndim - 1), group.channels)
