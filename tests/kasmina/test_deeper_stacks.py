@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.deeper_stacks import deepen, match_depth, repeats
+from esper.kasmina.deeper_stacks import deepen, match_depth, numbering, repeats
 from esper.kasmina.nested import tensors
 from own_modules import Gpt, ResidualNet, images, tokens
 from wide_modules import temporal, transformer
@@ -77,7 +78,7 @@ def test_copies_keep_the_function_learn_and_are_taken_out_to_the_bit(
         assert torch.allclose(y, z, rtol=1e-6, atol=1e-6 * float(y.abs().max()))
     parameters = {id(p) for p in model.parameters()}
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == parameters
-    new = next(change.container[change.index] for change in changes)
+    new = next(model.get_submodule(each.container)[each.index] for each in changes)
     weights = [p.detach().clone() for p in new.parameters()]
     for _ in range(2):
         optimizer.zero_grad()
@@ -107,6 +108,73 @@ def test_a_module_gets_the_depth_of_a_state_and_back(
         assert torch.equal(y, z)
     match_depth(model, initial)
     model.load_state_dict(initial)
+
+
+class Noting(nn.Module):
+    """A block that is told what came before, and notes that it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, calls: list[str], *, notes: SimpleNamespace) -> Tensor:
+        calls.append("call")
+        notes.count += 1
+        assert len(calls) == notes.count <= 2
+        return x + self.layer(x) * self.gate(x).exp()
+
+
+def test_trials_of_a_block_leave_what_it_notes_as_it_was() -> None:
+    blocks = nn.ModuleList([Noting(), Noting()])
+    model, notes, calls = nn.Sequential(blocks), SimpleNamespace(count=0), list[str]()
+
+    @torch.no_grad()
+    def run() -> None:
+        x = torch.ones(2, 4)
+        for block in blocks:
+            x = block(x, calls, notes=notes)
+
+    copyable, reasons = repeats(model, run)
+    assert [(each.index, each.zeros) for each in copyable] == [(0, ("layer",)), (1, ("layer",))]
+    assert (reasons, len(calls), notes.count) == ({}, 2, 2)
+
+
+class Numbered(nn.Module):
+    """A block that holds its number within, and other numbers."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(4), nn.Linear(4, 4)
+        self.inner.layer_idx, self.dilation, self.num_layers = 5 + number, 1 + number, 3
+        if number == 1:
+            self.cross_layer = 1
+
+
+def test_numbers_of_blocks_and_counts_of_the_configs_around_them_follow() -> None:
+    model, inner = nn.Module(), nn.Module()
+    model.encoder, model.rest = inner, nn.Module()
+    inner.layers = nn.ModuleList(map(Numbered, range(3)))
+    model.config = SimpleNamespace(
+        encoder_layers=3, decoder_layers=3, num_layers=3, block_size=3, layer_types=["a", "b", "c"],
+        layer_ranks=[1, 2], widths=[1, 2, 3], name="layers",
+    )  # fmt: skip
+    inner.config, model.rest.config = SimpleNamespace(depth=3), SimpleNamespace(depth=3)
+    before = copy.deepcopy((model.config, inner.config))
+    with numbering(model, "encoder.layers") as stack:
+        stack.insert(2, copy.deepcopy(stack[1]))
+    assert [block.inner.layer_idx for block in stack] == [5, 6, 7, 8]
+    assert [block.dilation for block in stack] == [1, 2, 2, 3]
+    assert {block.num_layers for block in stack} == {3}
+    assert [block.cross_layer for block in stack[1:3]] == [1, 1]
+    assert model.config == SimpleNamespace(
+        encoder_layers=4, decoder_layers=3, num_layers=4, block_size=3,
+        layer_types=["a", "b", "b", "c"], layer_ranks=[1, 2], widths=[1, 2, 3], name="layers",
+    )  # fmt: skip
+    assert (inner.config.depth, model.rest.config.depth) == (4, 3)
+    with numbering(model, "encoder.layers"):
+        del stack[2]
+    assert (model.config, inner.config) == before
+    assert [block.inner.layer_idx for block in stack] == [5, 6, 7]
 
 
 def post_norm() -> nn.Module:

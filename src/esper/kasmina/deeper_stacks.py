@@ -6,7 +6,10 @@ what it is given, as residual blocks and pre-norm transformers do (Net2DeeperNet
 """
 
 import copy
+import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.layer_kinds import factors_of, tensors_of, weight_name
+from esper.kasmina.nested import map_leaves
 
 MOST_LAYERS = 3
 """Most layers of a block that are made zero together."""
@@ -43,19 +47,22 @@ class Deepening:
     """A copy that was inserted, and can be taken out.
 
     Attributes:
-        container: where it is.
+        model: the module.
+        container: name of the stack.
         index: its place there.
         optimizers: those that were told.
     """
 
-    container: Any
+    model: nn.Module
+    container: str
     index: int
     optimizers: tuple[Optimizer, ...] = ()
     _parameters: list[nn.Parameter] = field(default_factory=list)
 
     def undo(self) -> None:
         """Take it out again, of the optimizer as well."""
-        del self.container[self.index]
+        with numbering(self.model, self.container) as stack:
+            del stack[self.index]
         new = {id(p) for p in self._parameters}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -76,10 +83,14 @@ def repeats(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Repeat], dic
     hooks = []
     for name, block in blocks.items():
 
-        def note(_: nn.Module, *call: Any, name: str = name) -> None:
-            calls.setdefault(name, []).append(call)
+        def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            calls.setdefault(name, []).append(_copies(args, kwargs))
 
-        hooks.append(block.register_forward_hook(note, with_kwargs=True))
+        def note_output(_: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            calls[name][-1].append(output)
+
+        hooks.append(block.register_forward_pre_hook(note, with_kwargs=True))
+        hooks.append(block.register_forward_hook(note_output))
     try:
         run()
     finally:
@@ -114,14 +125,62 @@ def deepen(
         for parameter in factors_of(new.get_submodule(name)):
             nn.init.zeros_(parameter)
     pairs = dict(zip(map(id, stack[index].parameters()), new.parameters(), strict=True))
-    stack.insert(index + 1, new)
+    with numbering(model, container):
+        stack.insert(index + 1, new)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         # In the order of an optimizer that is built from the deeper module.
         parameters = group["params"]
         sources = [i for i, p in enumerate(parameters) if id(p) in pairs]
         end = max(sources, default=-1) + 1
         parameters[end:end] = [pairs[id(parameters[i])] for i in sources]
-    return Deepening(stack, index + 1, optimizers, list(new.parameters()))
+    return Deepening(model, container, index + 1, optimizers, list(new.parameters()))
+
+
+@contextmanager
+def numbering(model: nn.Module, name: str) -> Iterator[Any]:
+    """A stack whose blocks may come and go; what counts or numbers them is right again afterwards.
+
+    Blocks may hold their number, such as ``layer_idx``, by which attention finds what it cached,
+    and the ``config`` of a module around the stack its depth, or an entry for each block.
+
+    Args:
+        model: the module.
+        name: that of the stack.
+    """
+    stack: Any = model.get_submodule(name)
+    before = list(stack)
+    firsts = defaultdict[tuple[str, str], list[int]](list)
+    for index, _, path, key, value in _integers(stack):
+        firsts[path, key].append(value - index)
+    yield stack
+    for index, module, path, key, _ in list(_integers(stack)):
+        first, *more = firsts[path, key] or [0]
+        if {*more} == {first}:
+            setattr(module, key, first + index)
+    sources: list[int] = []
+    for block in stack:  # a new one is as that before it
+        sources.append(before.index(block) if block in before else sources[-1])
+    around = [model.get_submodule(name[: dot.start()]) for dot in re.finditer(r"\.|^", name)]
+    for config in {id(x): x for x in (getattr(each, "config", None) for each in around)}.values():
+        for key, value in list(getattr(config, "__dict__", {}).items()):
+            coder = re.search("encoder|decoder", key)
+            if coder and coder[0] not in name:
+                continue
+            is_count = type(value) is int and value == len(before)
+            if is_count and re.search("(layer|depth|block)s?$", key):
+                vars(config)[key] = len(stack)
+            elif isinstance(value, list) and len(value) == len(before) and "layer" in key:
+                vars(config)[key] = [value[source] for source in sources]
+
+
+def _integers(stack: Any) -> Iterator[tuple[int, nn.Module, str, str, int]]:
+    """Attributes with the name of a number of a block: its index, the module in it with its path,
+    and the attribute's name and value."""
+    for index, block in enumerate(stack):
+        for path, module in block.named_modules():
+            for key, value in vars(module).items():
+                if type(value) is int and re.search("idx|index|number|layer", key):
+                    yield index, module, path, key, value
 
 
 def _stacks(model: nn.Module) -> list[tuple[str, Any]]:
@@ -164,11 +223,17 @@ def _zeros(block: nn.Module, calls: list[Any]) -> tuple[str, ...] | str:
     # The last layers first: what comes before them then still gets a gradient.
     for count in range(1, MOST_LAYERS + 1):
         for zeros in combinations(reversed(layers), count):
+            again, further = _copies(args, kwargs)
             with _Silence(trial, zeros), torch.no_grad():
-                difference = trial(*args, **kwargs) - x
+                difference = trial(*again, **further) - x
             if float(difference.abs().max()) <= EXACT * float(x.abs().max()):
                 return zeros
     return "its blocks do not pass on what they are given, whatever of their layers is zero"
+
+
+def _copies(args: Any, kwargs: Any) -> list[Any]:
+    """Arguments of a block, with copies of what it may change, such as a cache of keys."""
+    return map_leaves([args, kwargs], lambda x: x, copy.deepcopy)
 
 
 def match_depth(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -183,11 +248,12 @@ def match_depth(model: nn.Module, state: Mapping[str, Any]) -> None:
         if [names for names, *_ in runs] != [names for names, *_ in state_runs]:
             continue
         # From the end, so that the places before stay what they are.
-        for (_, begin, count), (*_, depth) in reversed(list(zip(runs, state_runs, strict=True))):
-            for _ in range(depth - count):
-                stack.insert(begin + count, copy.deepcopy(stack[begin + count - 1]))
-            for _ in range(count - depth):
-                del stack[begin + depth]
+        with numbering(model, name):
+            for (_, begin, count), (*_, depth) in [*zip(runs, state_runs, strict=True)][::-1]:
+                for _ in range(depth - count):
+                    stack.insert(begin + count, copy.deepcopy(stack[begin + count - 1]))
+                for _ in range(count - depth):
+                    del stack[begin + depth]
 
 
 def _runs(state: Mapping[str, Any], prefix: str = "") -> list[tuple[frozenset[str], int, int]]:

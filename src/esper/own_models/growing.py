@@ -23,7 +23,7 @@ from esper.own_models.options import (
     describe,
     usable_device,
 )
-from esper.own_models.samples import first_batch, to_device, unpack_for
+from esper.own_models.samples import first_batch, output_of, to_device, unpack_for
 from esper.own_models.training_loop import Attempts, Recipe
 
 Options = ParamSpec("Options")
@@ -89,10 +89,17 @@ def _grown(model: nn.Module, loaders: dict[str, Iterable[Any]], recipe: Recipe) 
     """The grown module beside its twin, measured on all splits."""
     options, validation_loader = recipe.options, loaders["validation_loader"]
     never_grown = copy.deepcopy(model) if options.twin else None
+    shapes = {name: p.shape for name, p in model.named_parameters()}
     attempts = Attempts(recipe, model)
     scale = Scale()
     validate = recipe.evaluator(model, validation_loader, scale)
     result = attempts.best("grown", model, recipe.options.policy, validate)
+    if hasattr(model, "config"):
+        from esper.kasmina import model_config  # most models have none
+
+        config = model_config.follow(model, shapes, lambda x: output_of(x, recipe.example))
+        for line in model_config.lines(config):
+            recipe.report(line)
     if never_grown is not None:
         recipe.report("the twin that never grows:")
         validate = recipe.evaluator(never_grown, validation_loader, scale)

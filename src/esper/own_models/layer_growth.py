@@ -34,6 +34,7 @@ from esper.own_models.samples import (
     evaluating,
     first_samples,
     half_or_all,
+    output_of,
     random_state_kept,
     separable_count,
     to_device,
@@ -75,15 +76,10 @@ class LayerGrowth:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        options: GrowOptions,
-        seed: int,
-        deepens: bool = False,
-        averages: Sequence[nn.Module] = (),
-        factor: float | None = None,
+        self, model: nn.Module, options: GrowOptions, seed: int, deepens: bool = False,
+        averages: Sequence[nn.Module] = (), factor: float | None = None,
         agree: Callable[[Any], Any] = lambda value: value,
-    ):
+    ):  # fmt: skip
         self.agree, self.optimizers = agree, list[Optimizer]()
         self.blend: Blend | None = None
         self.model, self.options, self.seed, self.number = model, options, seed, 0
@@ -132,7 +128,7 @@ class LayerGrowth:
         """Insert a copy behind each block of the plan; none if that would change the outputs."""
         from esper.kasmina.deeper_stacks import deepen  # who widens does not need it
 
-        before = _output(self.model, batches)
+        before = output_of(self.model, batches[0][0])
         changes, optimizers = [], (training.optimizer, *self.optimizers)
         # From the end, so that the places before stay what they are.
         for each in sorted(plan, key=lambda repeat: -repeat.index):
@@ -140,7 +136,7 @@ class LayerGrowth:
             changes.append(deepen(self.model, *place, each.zeros, *optimizers))
             changes += [deepen(x, *place, each.zeros) for x in self.averages]
             self.copies.append(place)
-        if not self.agree(equal(before, _output(self.model, batches))):
+        if not self.agree(equal(before, output_of(self.model, batches[0][0]))):
             for change in reversed(changes):
                 change.undo()
             self.copies = []
@@ -238,15 +234,9 @@ class LayerGrowth:
     def _problem(self, group: ChannelGroup, new: NewChannels, batches: Batches) -> str:
         """Why a widening would change what the module computes; empty if it does not."""
         trial = copy.deepcopy(self.model)
-        before = _output(trial, batches)
+        before = output_of(trial, batches[0][0])
         widen(trial, group, new)
-        return "" if equal(before, _output(trial, batches)) else "its output would change"
-
-
-def _output(model: nn.Module, batches: Batches) -> Any:
-    """What a module computes of the first batch; it draws the same random numbers each time."""
-    with evaluating(model):
-        return call(model, batches[0][0])
+        return "" if equal(before, output_of(trial, batches[0][0])) else "its output would change"
 
 
 def first_batches(training: Training) -> Batches:

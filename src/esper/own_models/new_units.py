@@ -45,13 +45,9 @@ Backward = Callable[[nn.Module, Any], None]
 
 
 def propose(
-    model: nn.Module,
-    group: ChannelGroup,
-    count: int,
-    batches: Sequence[Any],
-    backward: Backward,
-    generator: torch.Generator,
-) -> tuple[NewChannels, float]:
+    model: nn.Module, group: ChannelGroup, count: int, batches: Sequence[Any],
+    backward: Backward, generator: torch.Generator,
+) -> tuple[NewChannels, float]:  # fmt: skip
     """The best new channels of a group.
 
     Args:

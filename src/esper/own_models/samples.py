@@ -315,6 +315,12 @@ def random_state_kept(loader: object = None) -> Iterator[None]:
         set_random_state(state, [loader])
 
 
+def output_of(model: nn.Module, inputs: Any) -> Any:
+    """What a module computes in evaluation mode; it draws the same random numbers each time."""
+    with evaluating(model):
+        return call(model, inputs)
+
+
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Undo afterwards what happens to the buffers of a module, in place or by assignment."""

@@ -351,14 +351,9 @@ class Attempts:
         return result
 
     def _attempt(
-        self,
-        model: nn.Module,
-        policy: str | Actor,
-        validate: Evaluator,
-        number: int,
-        state: dict[str, Any] | None,
-        observe: Callable[[EpochRecord], None] | None,
-    ) -> GrowthResult:
+        self, model: nn.Module, policy: str | Actor, validate: Evaluator, number: int,
+        state: dict[str, Any] | None, observe: Callable[[EpochRecord], None] | None,
+    ) -> GrowthResult:  # fmt: skip
         """Train and grow to the end, from the start or from the state of an earlier process."""
         recipe, options, host = self.recipe, self.recipe.options, parameter_count(model)
         seed, sizes = options.seed + number, layer_sizes(model)

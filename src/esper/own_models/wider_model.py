@@ -8,9 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blending import Blend
-from esper.kasmina.deeper_stacks import Deepening
-from esper.kasmina.wider_layers import Widening, parameter_count
+from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper.own_models.layer_growth import LayerGrowth, first_batches
 from esper.own_models.objectives import Loss, objective
@@ -22,7 +20,7 @@ from esper.own_models.options import (
     check_loaders,
     process_count,
 )
-from esper.own_models.samples import Unpack, first_batch, unpack, unpack_for
+from esper.own_models.samples import Unpack, first_batch, output_of, unpack, unpack_for
 from esper.own_models.training_loop import Training
 
 
@@ -37,7 +35,7 @@ class Enlargement:
 
     lines: tuple[str, ...]
     parameters: tuple[int, int]
-    _changes: Sequence[Widening | Deepening | Blend]
+    _changes: Sequence[Any]
 
     def __str__(self) -> str:
         before, after = self.parameters
@@ -156,7 +154,14 @@ def _enlarged(
     growth.optimizers = [one for one in optimizers[1:] if one is not None]
     batches, size = first_batches(training), parameter_count(model)
     plan = growth.plan(batches)
-    changes = growth.apply(plan, batches, training) if plan else ()
+    changes: Sequence[Any] = growth.apply(plan, batches, training) if plan else ()
+    if hasattr(model, "config") and changes:
+        from esper.kasmina import model_config  # most models have none
+
+        config = model_config.follow(model, shapes, lambda x: output_of(x, batches[0][0]))
+        hint = "" if factor or deepens else "; factor=2 makes all layers wider alike"
+        growth.lines += model_config.lines(config, hint)
+        changes = [*changes, *([config] if config else [])]
     ids = {id(p) for one in optimizers if one for g in one.param_groups for p in g["params"]}
     orphans = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in ids]
     if changes and ids and orphans:

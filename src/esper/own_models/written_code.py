@@ -10,6 +10,7 @@ from torch import nn
 
 from esper.kasmina import seed_module
 from esper.kasmina.blueprints import BUILDERS
+from esper.kasmina.deeper_stacks import numbering
 from esper.kasmina.source_copy import SourceCopy
 from esper.leyline.disk import replace_synced
 from esper.leyline.errors import UsageError
@@ -23,8 +24,8 @@ _REBUILD = '''
 def rebuild(model: nn.Module, state: dict | str) -> nn.Module:
     """Give ``model``, built as before it grew, its blocks, widths and seeds, and load ``state``."""
     for name, index in COPIES:
-        stack = model.get_submodule(name)
-        stack.insert(index + 1, copy.deepcopy(stack[index]))
+        with numbering(model, name) as stack:
+            stack.insert(index + 1, copy.deepcopy(stack[index]))
     for point, (blueprint, channels, layout, form) in SEEDS.items():
         attach_seed(model.get_submodule(point), Seed(blueprint, channels, layout, form))
     if isinstance(state, str):
@@ -112,7 +113,7 @@ def rebuilding_code(model: nn.Module, widths: Widths, copies: Copies = ()) -> st
     for seed in seeds.values():
         builder = BUILDERS[seed.blueprint][seed.layout]
         builders.setdefault(seed.blueprint, {})[seed.layout] = sources.add_function(builder)
-    for part in (seed_module.Seed, seed_module.attach_seed):
+    for part in (seed_module.Seed, seed_module.attach_seed, numbering):
         sources.add_function(part)
     parts = [
         '"""Rebuilds a module that Esper grew; needs torch alone."""',
