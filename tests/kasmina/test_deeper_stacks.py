@@ -25,6 +25,28 @@ class Steps(nn.Module):
         return x + self.gru(self.norm(x))[0]
 
 
+class Told(Steps):
+    """It is given its input by name, and returns it in a tuple with its states."""
+
+    def forward(self, *, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        output, states = self.gru(self.norm(hidden_states))
+        return hidden_states + output, states
+
+
+class Teller(nn.Module):
+    """It calls blocks by name and takes the first of what they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(5, 6), nn.ModuleList([Told(), Told()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(hidden_states=x)[0]
+        return x
+
+
 HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, int]]] = {
     "residual": (ResidualNet, lambda: images(8)[0], {"layer1": 2}),
     "language": (Gpt, lambda: tokens(8)[:, :-1], {"blocks": 3}),
@@ -33,6 +55,7 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, 
         lambda: torch.randn(8, 4, 5),
         {"1": 2},
     ),
+    "tuples": (Teller, lambda: torch.randn(8, 4, 5), {"blocks": 2}),
     "weight norms": (temporal, lambda: torch.randn(8, 1, 7), {"2": 2}),
 }
 """By name: the module, inputs, and how many blocks each of its stacks has."""

@@ -139,6 +139,30 @@ def test_numbers_that_would_change_what_the_model_computes_are_not_taken() -> No
     assert torch.allclose(output(model, windows()), before, atol=1e-5)
 
 
+class Counting(Decoder):
+    """It counts its layers beside the config, by a name that is known or one that is not."""
+
+    def __init__(self, config: Config, name: str):
+        super().__init__(config)
+        self.name = name
+        setattr(self, name, config.num_hidden_layers)
+
+    def forward(self, tokens: Tensor, cache: list[Any] | None = None) -> Tensor:
+        return super().forward(tokens, [None] * getattr(self, self.name))
+
+
+@pytest.mark.parametrize(("name", "depth"), [("n_layer", 4), ("steps", 2)])
+def test_a_count_that_is_not_known_leaves_a_stack_as_it_was(name: str, depth: int) -> None:
+    torch.manual_seed(0)
+    model = Counting(Config(), name)
+    before = output(model, windows())
+    result = esper.deepen(model, batches())
+    assert len(model.layers) == getattr(model, name) == model.config.num_hidden_layers == depth
+    line = "nothing is deepened (its forward pass fails then: list index out of range)"
+    assert (line in result.lines) == (depth == 2)
+    assert torch.allclose(output(model, windows()), before, atol=1e-6)
+
+
 class Adapter(nn.Module):
     """A block that adds to its input."""
 

@@ -15,11 +15,11 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from esper.kasmina.layer_kinds import factors_of, tensors_of, weight_name
-from esper.kasmina.nested import map_leaves
+from esper.kasmina.nested import map_leaves, tensors
 
 MOST_LAYERS = 3
 """Most layers of a block that are made zero together."""
@@ -141,7 +141,7 @@ def numbering(model: nn.Module, name: str) -> Iterator[Any]:
     """A stack whose blocks may come and go; what counts or numbers them is right again afterwards.
 
     Blocks may hold their number, such as ``layer_idx``, by which attention finds what it cached,
-    and the ``config`` of a module around the stack its depth, or an entry for each block.
+    and a module around the stack, or its ``config``, the depth, or an entry for each block.
 
     Args:
         model: the module.
@@ -161,16 +161,17 @@ def numbering(model: nn.Module, name: str) -> Iterator[Any]:
     for block in stack:  # a new one is as that before it
         sources.append(before.index(block) if block in before else sources[-1])
     around = [model.get_submodule(name[: dot.start()]) for dot in re.finditer(r"\.|^", name)]
-    for config in {id(x): x for x in (getattr(each, "config", None) for each in around)}.values():
-        for key, value in list(getattr(config, "__dict__", {}).items()):
+    holders = (x for each in around for x in (each, getattr(each, "config", None)))
+    for holder in {id(x): x for x in holders}.values():
+        for key, value in list(getattr(holder, "__dict__", {}).items()):
             coder = re.search("encoder|decoder", key)
             if coder and coder[0] not in name:
                 continue
             is_count = type(value) is int and value == len(before)
             if is_count and re.search("(layer|depth|block)s?$", key):
-                vars(config)[key] = len(stack)
+                vars(holder)[key] = len(stack)
             elif isinstance(value, list) and len(value) == len(before) and "layer" in key:
-                vars(config)[key] = [value[source] for source in sources]
+                vars(holder)[key] = [value[source] for source in sources]
 
 
 def _integers(stack: Any) -> Iterator[tuple[int, nn.Module, str, str, int]]:
@@ -211,8 +212,9 @@ def _zeros(block: nn.Module, calls: list[Any]) -> tuple[str, ...] | str:
     if len(calls) != 1:
         return f"its blocks are called {len(calls)} times"
     args, kwargs, output = calls[0]
-    x = args[0] if args else None
-    if not isinstance(x, Tensor) or not isinstance(output, Tensor) or x.shape != output.shape:
+    # What a block returns besides, such as weights of attention, is checked with the whole output.
+    x, y = next(tensors((args, kwargs)), None), next(tensors(output), None)
+    if x is None or y is None or x.shape != y.shape:
         return "what its blocks return is not like what they are given"
     trial = copy.deepcopy(block)
     layers = [
@@ -225,7 +227,7 @@ def _zeros(block: nn.Module, calls: list[Any]) -> tuple[str, ...] | str:
         for zeros in combinations(reversed(layers), count):
             again, further = _copies(args, kwargs)
             with _Silence(trial, zeros), torch.no_grad():
-                difference = trial(*again, **further) - x
+                difference = next(tensors(trial(*again, **further))) - x
             if float(difference.abs().max()) <= EXACT * float(x.abs().max()):
                 return zeros
     return "its blocks do not pass on what they are given, whatever of their layers is zero"

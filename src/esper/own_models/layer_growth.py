@@ -136,11 +136,16 @@ class LayerGrowth:
             changes.append(deepen(self.model, *place, each.zeros, *optimizers))
             changes += [deepen(x, *place, each.zeros) for x in self.averages]
             self.copies.append(place)
-        if not self.agree(equal(before, output_of(self.model, batches[0][0]))):
+        try:
+            is_same = equal(before, output_of(self.model, batches[0][0]))
+            reason = "" if is_same else "its output would change"
+        except Exception as error:  # the forward pass is the user's
+            reason = f"its forward pass fails then: {first_line(error)}"
+        if reason := self.agree(reason):
             for change in reversed(changes):
                 change.undo()
             self.copies = []
-            self._say_nothing({}, "its output would change")
+            self._say_nothing({}, reason)
             return []
         for name, count in Counter(each.container for each in plan).items():
             depth = len(self.model.get_submodule(name))  # type: ignore[arg-type]

@@ -44,14 +44,9 @@ class LifecycleController:
     """
 
     def __init__(
-        self,
-        body: GraftedModel,
-        actor: Actor,
-        validate: Callable[[], Validation],
-        price: float,
-        max_parameters: int | None,
-        classes: int | None,
-    ):
+        self, body: GraftedModel, actor: Actor, validate: Callable[[], Validation], price: float,
+        max_parameters: int | None, classes: int | None,
+    ):  # fmt: skip
         self.body, self.slots, self.validate = body, body.slots, validate
         self.max_parameters, self._price = max_parameters, price
         self._actor, self._count = actor, body.host.parameter_count
