@@ -26,7 +26,7 @@ from esper.kasmina.new_channels import NewChannels
 from esper.kasmina.wider_groups import wider_groups
 from esper.kasmina.wider_layers import layer_sizes, parameter_count, widen
 from esper.leyline.errors import UsageError
-from esper.own_models import layer_growth, width_search
+from esper.own_models import layer_growth, new_units, width_search
 from esper.own_models.growth_result import price_of
 from esper.own_models.new_units import propose
 from esper.own_models.objectives import Evaluator, Validation
@@ -209,6 +209,32 @@ def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_s
         assert not weight[:, :4, :, 4:].any()
         for columns in (slice(4), slice(4, None)):
             torch.testing.assert_close(weight[:, 4:, :, columns].std(), fresh, rtol=0.2, atol=0.0)
+
+
+def test_samples_that_tell_no_more_candidates_apart_end_the_choice(monkeypatch) -> None:
+    """The others come in order, each once, instead of a look at all of them for each."""
+    torch.manual_seed(0)
+    model, x, looks = (
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)),
+        torch.randn(6, 5),
+        0,
+    )
+    gains = new_units._Reader.gains
+
+    def counted(reader: new_units._Reader) -> Tensor:
+        nonlocal looks
+        looks += 1
+        return gains(reader)
+
+    def backward(module: nn.Module, batch: Tensor) -> None:
+        module(batch).square().mean().backward()
+
+    monkeypatch.setattr(new_units._Reader, "gains", counted)
+    (group,), _ = channel_groups(model, lambda: model(x))
+    new, share = propose(model, group, 200, [x], backward, torch.Generator().manual_seed(1))
+    assert looks <= len(x) + 1
+    assert share == pytest.approx(1.0)
+    assert new.entries["0.weight"].unique(dim=0).shape == (200, 5)
 
 
 def test_the_result_is_the_same_class_with_wider_layers_and_rebuilds_without_esper(

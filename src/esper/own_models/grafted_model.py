@@ -50,13 +50,9 @@ class GraftedModel:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        slots: tuple[SlotSpec, ...],
-        optimizer: Optimizer,
-        episode_length: int,
-        random_seed: int,
-    ):
+        self, model: nn.Module, slots: tuple[SlotSpec, ...], optimizer: Optimizer,
+        episode_length: int, random_seed: int,
+    ):  # fmt: skip
         self.model, self.slots, self.optimizer = model, slots, optimizer
         self.episode_length, self.random_seed = episode_length, random_seed
         self.parameter_count = parameter_count(model)

@@ -126,9 +126,12 @@ def _pursuit(
     if not active:
         return torch.arange(count), 0.0
     total, indices = sum(reader.remainder for reader in readers), list[int]()
-    for _ in range(count):
+    while len(indices) < count:
         gains = torch.stack([reader.gains() for reader in readers]).sum(0)
         gains[indices] = -1.0
+        if gains.max() <= 0.0:  # a few samples tell no more of them apart
+            indices += (gains == 0.0).nonzero()[: count - len(indices), 0].tolist()
+            break
         indices.append(int(gains.argmax()))
         for reader in readers:
             reader.explain(indices[-1])
