@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ConstantLR
 from torch.utils.data import TensorDataset
 
 import esper
 from esper.leyline.errors import UsageError
+from esper.own_models.objectives import objective
+from esper.own_models.options import GrowOptions, check_batch
 from own_modules import ResidualNet, images, loader, perceptron, table, unchanged
 
 IMAGES = loader(*images(32))
@@ -70,6 +72,49 @@ def test_a_loss_that_fails_is_refused_before_an_epoch_is_trained() -> None:
     inputs, target = table(16)
     text = refused(perceptron(3), train_loader=loader(inputs, target), loss="mse")
     assert text.startswith("train_loader: model or loss fails on its first batch (mat1 and mat2")
+
+
+class Copier(nn.Module):
+    """It has an output for each token, and may be told which count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.layers(input_ids)
+
+
+@pytest.mark.parametrize("padding", [False, True])
+def test_labels_that_are_the_inputs_are_refused(padding: bool) -> None:
+    """A language model of Hugging Face's shifts them, and computes its loss of them."""
+    tokens = torch.randint(9, (4, 6))
+    labels = tokens.clone()
+    if padding:
+        labels[:, 4:] = -100
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+    line = "its labels are its input_ids, which it would copy; give loss='model' if the module"
+    assert f"train_loader: {line}" in refused(Copier(), train_loader=[batch])
+
+
+def test_labels_that_differ_from_the_inputs_are_learned() -> None:
+    tokens = torch.randint(8, (4, 6))
+    masked = {"input_ids": torch.where(tokens > 3, 8, tokens), "labels": tokens}
+    masked["labels"] = torch.where(tokens > 3, tokens, -100)
+    uncounted = {"input_ids": tokens, "labels": torch.full_like(tokens, -100)}
+    later = {"input_ids": tokens, "labels": tokens.roll(-1, 1)}
+    for batch in (masked, later, uncounted):
+        check_batch(
+            "train_loader", Copier(), batch, objective("cross_entropy"), torch.device("cpu"),
+            GrowOptions(),
+        )  # fmt: skip
+
+
+def test_a_module_that_fails_without_its_labels_is_given_a_hint() -> None:
+    batch = {"x": torch.ones(4, 3), "labels": torch.ones(4, dtype=torch.int64)}
+    text = refused(Copier(), train_loader=[batch])
+    assert text.endswith("'x'); give loss='model' if the module computes its loss of the labels")
+    assert "give loss" not in refused(Copier(), train_loader=[batch], loss="model")
 
 
 def test_checking_the_first_batches_draws_no_random_number() -> None:

@@ -54,16 +54,10 @@ class Growth:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        *,
-        validate: Callable[[], "float | Validation"] | None = None,
-        example: Any = None,
-        classes: int | None = None,
-        report: Callable[[str], None] | None = print,
-        **options: Any,
-    ):
+        self, model: nn.Module, optimizer: Optimizer, *,
+        validate: Callable[[], "float | Validation"] | None = None, example: Any = None,
+        classes: int | None = None, report: Callable[[str], None] | None = print, **options: Any,
+    ):  # fmt: skip
         self.options = GrowthOptions(**options)
         check_arguments(model, optimizer, self.options)
         policy = self.options.policy
@@ -128,12 +122,9 @@ class Growth:
             self._lifecycle.remember(self._validation(validation_score))
 
     def step(
-        self,
-        validation_score: "float | Validation | None" = None,
-        *,
-        train_loss: float | None = None,
-        old_data: Validation | None = None,
-    ) -> EpochRecord:
+        self, validation_score: "float | Validation | None" = None, *,
+        train_loss: float | None = None, old_data: Validation | None = None,
+    ) -> EpochRecord:  # fmt: skip
         """End an epoch: check and measure the seeds, let the policy act, and change the module.
 
         Args:

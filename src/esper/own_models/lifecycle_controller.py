@@ -324,13 +324,9 @@ def _plain(value: Any) -> Any:
 
 
 def reason_for(
-    op: Op,
-    slot: int,
-    choice: dict[str, int],
-    state: SeedState,
-    signals: SeedSignals,
+    op: Op, slot: int, choice: dict[str, int], state: SeedState, signals: SeedSignals,
     progress: Progress,
-) -> str:
+) -> str:  # fmt: skip
     """An action that took effect, and the figures behind it.
 
     Args:

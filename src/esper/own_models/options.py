@@ -200,12 +200,13 @@ class FailingBatch(UsageError):
         name: name of the loader's argument.
         cause: what was raised.
         reason: describes it; by default its first line.
+        hint: what else may help.
     """
 
-    def __init__(self, name: str, cause: Exception, reason: str | None = None):
-        self.name, self.cause = name, cause
+    def __init__(self, name: str, cause: Exception, reason: str | None = None, hint: str = ""):
+        self.name, self.cause, self.hint = name, cause, hint
         reason = first_line(cause) if reason is None else reason
-        super().__init__(f"{name}: model or loss fails on its first batch ({reason})")
+        super().__init__(f"{name}: model or loss fails on its first batch ({reason}){hint}")
 
 
 def check_loaders(loaders: Mapping[str, object]) -> None:
@@ -293,14 +294,13 @@ def usable_device(device: torch.device | str) -> torch.device:
     return result
 
 
+_OWN_LOSS = "; give loss='model' if the module computes its loss of the labels"
+
+
 def check_batch(
-    name: str,
-    model: nn.Module,
-    batch: Any,
-    goal: Objective,
-    device: torch.device,
+    name: str, model: nn.Module, batch: Any, goal: Objective, device: torch.device,
     options: GrowOptions,
-) -> None:
+) -> None:  # fmt: skip
     """Compute the loss of a batch, before epochs are spent on it.
 
     Args:
@@ -312,7 +312,8 @@ def check_batch(
         options: how the batch is split, and the dtype of autocast.
 
     Raises:
-        UsageError: module or loss fails, or the loss is no scalar.
+        UsageError: module or loss fails, the loss is no scalar, or the labels are inputs as they
+            are, as of a language model that shifts them itself.
     """
     with (
         random_state_kept(),
@@ -326,6 +327,9 @@ def check_batch(
         elif not model.training:
             model.train()  # else parts in evaluation mode stay there, as in training
         inputs, target = to_device(options.unpack(batch), device)
+        has_names = isinstance(inputs, Mapping) and options.loss != "model"
+        for key in (key for key in inputs if _is_copy(target, inputs[key])) if has_names else ():
+            raise UsageError(f"{name}: its labels are its {key}, which it would copy{_OWN_LOSS}")
         try:
             loss = goal.loss(call(model, inputs), target)
         except UsageError as error:
@@ -334,9 +338,19 @@ def check_batch(
                 raise UsageError(f"{name}: {str(error).removeprefix('loss: ')}") from error
             raise
         except Exception as error:
-            raise FailingBatch(name, error) from error
+            raise FailingBatch(name, error, hint=_OWN_LOSS if has_names else "") from error
     if problem := loss_problem(loss):
         raise UsageError(problem)
+
+
+def _is_copy(target: object, inputs: object) -> bool:
+    """Whether integers are those of the inputs, but for -100, which no loss counts."""
+    if not isinstance(target, Tensor) or not isinstance(inputs, Tensor):
+        return False
+    if inputs.dtype != torch.int64 or target.dtype != torch.int64 or inputs.shape != target.shape:
+        return False
+    is_counted = target != -100
+    return bool(is_counted.any()) and torch.equal(inputs[is_counted], target[is_counted])
 
 
 def loss_problem(loss: object) -> str | None:

@@ -137,7 +137,8 @@ def _grow_and_write(
         else:
             _withdraw(folder, new_folders)
         if isinstance(error, FailingBatch):
-            raise FailingBatch(error.name, error.cause, source.describe(error.cause)) from error
+            reason = source.describe(error.cause)
+            raise FailingBatch(error.name, error.cause, reason, error.hint) from error
         if isinstance(error, Exception) and not isinstance(error, UsageError):
             raise UsageError(f"model: training fails ({source.describe(error)})") from error
         raise
