@@ -181,7 +181,7 @@ def test_numbers_of_blocks_and_counts_of_the_configs_around_them_follow() -> Non
         encoder_layers=3, decoder_layers=3, num_layers=3, block_size=3, layer_types=["a", "b", "c"],
         layer_ranks=[1, 2], widths=[1, 2, 3], name="layers",
     )  # fmt: skip
-    inner.config, model.rest.config = SimpleNamespace(depth=3), SimpleNamespace(depth=3)
+    inner.config, model.rest.config = {"depth": 3}, {"depth": 3}
     before = copy.deepcopy((model.config, inner.config))
     with numbering(model, "encoder.layers") as stack:
         stack.insert(2, copy.deepcopy(stack[1]))
@@ -193,7 +193,7 @@ def test_numbers_of_blocks_and_counts_of_the_configs_around_them_follow() -> Non
         encoder_layers=4, decoder_layers=3, num_layers=4, block_size=3,
         layer_types=["a", "b", "b", "c"], layer_ranks=[1, 2], widths=[1, 2, 3], name="layers",
     )  # fmt: skip
-    assert (inner.config.depth, model.rest.config.depth) == (4, 3)
+    assert (inner.config["depth"], model.rest.config["depth"]) == (4, 3)
     with numbering(model, "encoder.layers"):
         del stack[2]
     assert (model.config, inner.config) == before

@@ -191,6 +191,48 @@ def test_a_stack_that_the_config_does_not_count_has_a_line() -> None:
     assert result.lines[-1].endswith("sizes: its class builds no such model")
 
 
+class FromDict(nn.Module):
+    """A model that is built of a dict."""
+
+    def __init__(self, config: dict[str, Any]):
+        super().__init__()
+        self.config = config
+        self.decoder = Decoder(Config(**config))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.decoder(tokens)
+
+
+def test_the_entries_of_a_dict_follow() -> None:
+    torch.manual_seed(0)
+    model = FromDict({"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2})
+    result = esper.widen(model, batches(), factor=2)
+    later = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4}
+    assert model.config == later
+    rebuilt = FromDict(model.config)
+    rebuilt.load_state_dict(model.state_dict())
+    result.undo()
+    assert model.config == {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2}
+
+
+class Unnamed(nn.Module):
+    """A model whose config has no names."""
+
+    def __init__(self, config: dict[int, int]):
+        super().__init__()
+        self.config, (width, classes) = config, config.values()
+        self.layers = nn.Sequential(nn.Embedding(23, width), nn.Linear(width, classes))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.layers(tokens)
+
+
+def test_a_config_without_names_has_a_line() -> None:
+    torch.manual_seed(0)
+    result = esper.widen(Unnamed({0: 4, 1: 23}), batches(), factor=2)
+    assert any(line.startswith("config: no numbers of it give") for line in result.lines)
+
+
 @dataclass
 class PairConfig:
     """What has the config of another model in it."""

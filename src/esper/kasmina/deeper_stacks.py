@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from esper.kasmina.layer_kinds import factors_of, tensors_of, weight_name
-from esper.kasmina.nested import map_leaves, tensors
+from esper.kasmina.nested import entries_of, map_leaves, tensors
 
 MOST_LAYERS = 3
 """Most layers of a block that are made zero together."""
@@ -163,15 +163,15 @@ def numbering(model: nn.Module, name: str) -> Iterator[Any]:
     around = [model.get_submodule(name[: dot.start()]) for dot in re.finditer(r"\.|^", name)]
     holders = (x for each in around for x in (each, getattr(each, "config", None)))
     for holder in {id(x): x for x in holders}.values():
-        for key, value in list(getattr(holder, "__dict__", {}).items()):
+        for key, value in list((entries := entries_of(holder)).items()):
             coder = re.search("encoder|decoder", key)
             if coder and coder[0] not in name:
                 continue
             is_count = type(value) is int and value == len(before)
             if is_count and re.search("(layer|depth|block)s?$", key):
-                vars(holder)[key] = len(stack)
+                entries[key] = len(stack)
             elif isinstance(value, list) and len(value) == len(before) and "layer" in key:
-                vars(holder)[key] = [value[source] for source in sources]
+                entries[key] = [value[source] for source in sources]
 
 
 def _integers(stack: Any) -> Iterator[tuple[int, nn.Module, str, str, int]]:

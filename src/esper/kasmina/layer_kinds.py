@@ -93,8 +93,8 @@ def is_of_user(module: nn.Module) -> bool:
 _SIZE = re.compile("dim|width|feature|channel|emb|hidden|intermediate|units|d_model|put_size")
 
 
-def numbers_of(module: nn.Module) -> list[tuple[str, int]]:
-    """Attributes of a module that are numbers and have the name of a number of channels."""
+def numbers_of(module: object) -> list[tuple[str, int]]:
+    """Numbers of a module, or a config, that have the name of a number of channels."""
     numbers = ((key, x) for key, x in vars(module).items() if type(x) is int)
     return [(key, x) for key, x in numbers if "head" not in key and _SIZE.search(key)]
 

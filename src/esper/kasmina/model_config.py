@@ -12,12 +12,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, product
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from esper.kasmina.layer_kinds import numbers_of
+from esper.kasmina.nested import entries_of
 from esper.kasmina.wider_groups import equal
 
 MOST_TRIALS = 64
@@ -36,14 +38,14 @@ class ConfigChange:
     def apply(self) -> None:
         """Put the later values in."""
         for holder, key, _, new in self.entries:
-            vars(holder)[key] = new
+            entries_of(holder)[key] = new
 
     def undo(self) -> None:
         """Put the earlier values in."""
         for holder, key, old, _ in self.entries:
-            vars(holder)[key] = old
+            entries_of(holder)[key] = old
             if old is None:
-                del vars(holder)[key]
+                del entries_of(holder)[key]
 
 
 def lines(change: ConfigChange | None, hint: str = "") -> list[str]:
@@ -115,9 +117,10 @@ def _numbers(
     config: Any, sizes: Mapping[int, set[int]]
 ) -> Iterator[tuple[Any, str, Number, list[Number]]]:
     """Numbers that may follow: what holds them, their name, value and what they may become."""
-    names = {key for key, _ in numbers_of(config) if "position" not in key}
+    entries = SimpleNamespace(**entries_of(config))
+    names = {key for key, _ in numbers_of(entries) if "position" not in key}
     ratios = {(old, new) for old, later in sizes.items() for new in later if old > 1}
-    for key, value in vars(config).items():
+    for key, value in vars(entries).items():
         if type(value).__name__.endswith("Config"):
             yield from _numbers(value, sizes)
         if type(value) is not int:
@@ -127,6 +130,7 @@ def _numbers(
             options = {value * new // old for old, new in ratios if value * new % old == 0}
         if options - {value}:
             yield config, key, value, [*sorted({value, *options}, reverse=True)]
-    width, heads = (getattr(config, key, 0) for key in ("hidden_size", "num_attention_heads"))
-    if heads and not hasattr(config, "head_dim"):  # else the width shared by the heads
+    whole = entries if isinstance(config, dict) else config  # which may have properties, too
+    width, heads = (getattr(whole, key, 0) for key in ("hidden_size", "num_attention_heads"))
+    if heads and not hasattr(whole, "head_dim"):  # then the width shared by the heads
         yield config, "head_dim", None, [None, width // heads]

@@ -53,6 +53,12 @@ def rebuilt(like: Any, parts: list[Any]) -> Any:
     return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
 
 
+def entries_of(holder: Any) -> dict[str, Any]:
+    """The attributes of an object by name, where they can be changed; of a dict its entries."""
+    is_named = isinstance(holder, dict) and all(isinstance(key, str) for key in holder)
+    return holder if is_named else getattr(holder, "__dict__", {})
+
+
 def below(name: str, ancestor: str) -> bool:
     """Whether a module lies within another, or is the same; by their names."""
     return name == ancestor or name.startswith(f"{ancestor}.")
