@@ -13,7 +13,7 @@ from rich.console import Console
 from esper.leyline import phases
 from esper.leyline.config import unflatten
 from esper.leyline.config.algorithm import algorithms
-from esper.leyline.phases import Phase, current_phase, phase, track
+from esper.leyline.phases import Phase, current_phase, duration, phase, track
 from esper.scripts import grown_files, progress_lines, replay, watched
 from esper.scripts.main import COMMANDS, LIVE, esper
 from esper.scripts.progress import LiveProgress, print_summary
@@ -119,8 +119,16 @@ def test_a_line_tells_the_time_that_the_rest_takes(monkeypatch) -> None:
         drawing.advance(2)
         for clock[0], seconds in ((104.0, 8), (107.0, 5), (108.0, 4), (116.0, 8)):  # it is late
             assert drawing.line() == f"drawing: 2 of 6 sections, about {seconds} s remain"
+        drawing.begin -= 3600  # as long again for each of four more
+        assert drawing.line() == "drawing: 2 of 6 sections, about 1 h 59 min remain"
         drawing.advance(4)
         assert drawing.line() == "drawing: 6 of 6 sections, about 0 s remain"
+
+
+def test_durations_have_two_units() -> None:
+    assert [duration(s) for s in (0, 59.4, 61, 3600, 90_000)] == [
+        "0 s", "59 s", "1 min 1 s", "1 h 0 min", "1 d 1 h",
+    ]  # fmt: skip
 
 
 def test_the_innermost_phase_is_the_current_one() -> None:

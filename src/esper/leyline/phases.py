@@ -41,12 +41,24 @@ class Phase:
         """How far the phase is, and how long the rest takes at the pace of the steps so far."""
         seconds, wait = (time.monotonic() - start for start in (self.begin, self.last_step))
         if self.total is None or not 0.0 < self.done <= self.total:
-            return f"{self.description}: {seconds:.0f} s so far"
+            return f"{self.description}: {duration(seconds)} so far"
         pace, later = (seconds - wait) / self.done, self.done + self.step
         rest = pace * (self.total - self.done) - wait
         rest = max(rest, seconds * (self.total - later) / later, 0.0)
         amount = f"{self.done:.0f} of {self.total:.0f} {self.unit}"
-        return f"{self.description}: {amount}, about {rest:.0f} s remain"
+        return f"{self.description}: {amount}, about {duration(rest)} remain"
+
+
+def duration(seconds: float) -> str:
+    """Format a length of time in its two largest units."""
+    total = max(0, round(seconds))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 86400:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
 
 
 _phases: list[Phase] = []

@@ -15,6 +15,7 @@ from esper.kasmina.wider_groups import wider_groups
 from esper.kasmina.wider_layers import parameter_count
 from esper.kasmina.width_prior import planned_counts
 from esper.leyline.errors import first_line
+from esper.leyline.phases import duration
 from esper.own_models import samples
 from esper.own_models.attachment import attach, learn_behind, new_seed, set_hook, strip
 from esper.own_models.growth_result import price_of
@@ -41,7 +42,6 @@ from esper.own_models.slot_search import find_slots
 from esper.own_models.step_cost import (
     Cost,
     PolicyPrice,
-    duration,
     parameter_bytes,
     policy_price,
     predicted_cost,

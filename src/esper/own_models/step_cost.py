@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.config import WorldConfig
+from esper.leyline.phases import duration
 from esper.own_models.objectives import Objective
 from esper.own_models.samples import SAMPLES, buffers_kept, call, first_samples, random_state_kept
 from esper.runtime.tasks import Task
@@ -145,11 +146,3 @@ def policy_price(seconds: float, memory: float, batches: int) -> PolicyPrice:
     count = min(batches, most)
     total = world.rounds * world.envs * steps * count * seconds
     return PolicyPrice(world.rounds, world.envs, steps, count, total, world.envs * memory)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text, in the largest unit of which there are at least two."""
-    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:,.1f} s"

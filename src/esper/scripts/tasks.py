@@ -17,9 +17,8 @@ from esper.leyline.config.groups import Reward
 from esper.leyline.config.setting import SEEDS, Range, setting, up_to
 from esper.leyline.errors import UsageError
 from esper.leyline.laboratory import find_part, part
-from esper.leyline.phases import phase
+from esper.leyline.phases import duration, phase
 from esper.own_models.model_check import check as check_model
-from esper.own_models.step_cost import duration
 from esper.runtime.cifar import cifar10
 from esper.runtime.gate import Permission
 from esper.runtime.own_files import LOADERS, MODEL, files_of, find_own, names_function

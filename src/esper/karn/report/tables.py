@@ -15,6 +15,7 @@ from esper.karn.learning_diagnosis import Curve, Verdict, diagnose
 from esper.karn.report.curves import anomalies, gain_of
 from esper.karn.report.gather import RunData
 from esper.leyline.config import TrainConfig, flatten
+from esper.leyline.phases import duration
 from esper.leyline.precision_text import precision_text
 
 NOTHING = "–"
@@ -55,7 +56,7 @@ def tiles(run: RunData) -> list[tuple[str, str, str]]:
         ("status", run.info.status),
         ("epochs" if records else "rounds", f"{run.info.rounds_done} of {run.start.rounds}"),
         *([] if records else [("environment steps", f"{steps:,}")]),
-        ("from first to last event", _duration(length)),
+        ("from first to last event", duration(length)),
     ]
     if np.isfinite(run.speed).any():
         figures.append(("steps per second", f"{np.nanmean(run.speed):,.0f}"))
@@ -252,14 +253,6 @@ def fingerprint_table(runs: list[RunData]) -> Table:
     rows = [[name, *(_text(versions.get(name)) for _, versions in prints)] for name in names]
     columns = ["", *(label for label, _ in prints)]
     return Table("Machine and versions", "", columns, rows, False)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def moment(seconds: float | None) -> str:

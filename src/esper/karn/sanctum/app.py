@@ -24,18 +24,10 @@ from esper.karn.sanctum.overview_page import Overview
 from esper.karn.sanctum.policy_page import Policy, State, learning_rate
 from esper.karn.sanctum.record_pages import Anomalies, Scoreboard, summary
 from esper.karn.sanctum.rows import Status
-from esper.karn.sanctum.signs import (
-    DARK,
-    GLYPHS,
-    LIGHT,
-    Palette,
-    duration,
-    gauge,
-    number_text,
-    stage_name,
-)
+from esper.karn.sanctum.signs import DARK, GLYPHS, LIGHT, Palette, gauge, number_text, stage_name
 from esper.karn.sanctum.snapshot import Moment, Playhead
 from esper.karn.sanctum.widgets import WIDE, Lines, RowsTable, View
+from esper.leyline.phases import duration
 from esper.leyline.precision_text import precision_text
 
 POLL_SECONDS = 0.25

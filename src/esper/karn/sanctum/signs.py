@@ -149,18 +149,6 @@ def count_text(number: int, one: str, plural: str) -> str:
     return f"{number} {one if number == 1 else plural}"
 
 
-def duration(seconds: float) -> str:
-    """Format a length of time in its two largest units."""
-    total = max(0, round(seconds))
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    if total < 86400:
-        return f"{total // 3600} h {total % 3600 // 60} min"
-    return f"{total // 86400} d {total % 86400 // 3600} h"
-
-
 def sparkline(values: Sequence[Number | None], width: int) -> str:
     """Draw the last ``width`` values as bars between their minimum and maximum.
 
