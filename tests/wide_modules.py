@@ -192,6 +192,17 @@ class Dense(nn.Module):
         return self.head(x)
 
 
+class Level(nn.Module):
+    """A learned scale of each channel."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.level = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.level
+
+
 class Attention(nn.Module):
     """Queries, keys and values from one layer each, cut into heads by a number of its own."""
 
@@ -222,6 +233,39 @@ class InputWidth(Attention):
         )
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.linears[3](y.transpose(1, 2).reshape(batch, time, width))
+
+
+class Distances(nn.Module):
+    """Layers that compute a number for each head of the distance between two positions."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        # As wide as the heads together, which their number must not follow.
+        self.heads, self.seq_len = heads, 12
+        self.first, self.last = nn.Linear(2, 5), nn.Linear(5, heads)
+
+    def forward(self) -> Tensor:
+        steps = torch.arange(7.0)
+        distances = (steps[:, None] - steps) / self.seq_len
+        distances = torch.stack([distances, distances.abs()], -1)
+        return self.last(self.first(distances).relu()).view(7, 7, self.heads).permute(2, 0, 1)
+
+
+class DistanceAttention(InputWidth):
+    """Heads as wide as the input that know distances."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.distances = Distances(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = (
+            layer(x).view(batch, time, self.h, width // self.h).transpose(1, 2)
+            for layer in self.linears[:3]
+        )
+        weights = (q @ k.mT + self.distances()).softmax(-1)
+        return self.linears[3]((weights @ v).transpose(1, 2).reshape(batch, time, width))
 
 
 class Pointwise(nn.Module):
@@ -256,6 +300,26 @@ class FusedAttention(nn.Module):
         y = nn.functional.scaled_dot_product_attention(q, k, v, self.past)
         y = y * self.level / self.dim_of_keys
         return self.project(y.transpose(1, 2).reshape(*x.shape[:2], self.inner))
+
+
+class Windows(FusedAttention):
+    """It adds a table of distances, looked up by a buffer, and what layers compute of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seq_len, self.table = 12, nn.Parameter(torch.randn(13, 3))
+        steps = torch.arange(7)
+        self.register_buffer("index", steps[:, None] - steps + 6)
+        self.distances = Distances(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            each.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+            for each in self.qkv(x).split(self.inner, -1)
+        )
+        bias = self.table[self.index.view(-1)].view(7, 7, -1).permute(2, 0, 1).contiguous()
+        weights = (q @ k.mT / self.seq_len + bias.unsqueeze(0) + self.distances()).softmax(-1)
+        return self.project((weights @ v).transpose(1, 2).reshape(*x.shape[:2], self.inner))
 
 
 class GroupedQueries(nn.Module):
@@ -896,6 +960,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         lambda: Encoder(Attention()), words,
         ("inner.linears.0 + inner.linears.1 + inner.linears.2", "mlp.0", stream("inner.linears.3")),
     ),
+    "narrow heads": (
+        lambda: Encoder(Attention(heads=8)), words,
+        ("inner.linears.0 + inner.linears.1 + inner.linears.2", "mlp.0", stream("inner.linears.3")),
+    ),
     "chain": (
         lambda: nn.Sequential(nn.Linear(4, 8), Attention(), nn.Linear(8, 3)),
         lambda: torch.randn(8, 7, 4),
@@ -908,6 +976,24 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     ),
     "fused": (
         lambda: Encoder(FusedAttention()), words, ("inner.qkv", "mlp.0", stream("inner.project")),
+    ),
+    "windows": (
+        lambda: Encoder(Windows()), words,
+        (
+            "inner.qkv + inner.distances.last", "inner.distances.first", "mlp.0",
+            stream("inner.project"),
+        ),
+    ),
+    "distances": (
+        lambda: Encoder(DistanceAttention()), words,
+        ("inner.distances.first", "mlp.0", stream("inner.linears.3")),
+    ),
+    "levels": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.Conv2d(4, 8, 3, groups=4), Level(8, 1, 1), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+        ),
+        lambda: torch.randn(8, 1, 8, 8), ("0",),
     ),
     "grouped": (
         lambda: Encoder(GroupedQueries()), words,

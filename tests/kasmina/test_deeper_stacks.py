@@ -133,6 +133,49 @@ def test_a_module_gets_the_depth_of_a_state_and_back(
     model.load_state_dict(initial)
 
 
+class Shifted(nn.Module):
+    """A residual block that looks as far back as its number says, which is no parameter."""
+
+    def __init__(self, width: int, hidden: int, shift: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.scale, self.shift = nn.Parameter(torch.full((width,), 1e-8)), shift
+        self.further = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.scale * self.last(self.first(x.roll(self.shift, 1)).relu())
+        return x + self.scale * self.further(x)
+
+
+def test_blocks_keep_what_is_no_parameter_and_stand_among_others() -> None:
+    """As windows of attention that are shifted in every other block; the list has two shapes."""
+    torch.manual_seed(0)
+
+    def new() -> nn.Module:
+        wide = (Shifted(6, 8, shift) for shift in range(1, 5))
+        return nn.Sequential(nn.Linear(5, 6), nn.Sequential(Shifted(6, 4, 0), *wide))
+
+    model, x, shallow = new(), torch.randn(8, 7, 5), new()
+    initial = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        copyable, _ = repeats(model.eval(), lambda: model(x))
+    # A scale that begins near 0 does not hide that what it scales is not 0.
+    assert [each.zeros for each in copyable] == [("further", "last")] * 4
+    for each in reversed(copyable):
+        deepen(model, each.container, each.index, each.zeros)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p))
+    match_depth(shallow, model.state_dict())
+    shallow.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), shallow(x))
+    match_depth(model, initial)
+    assert [block.shift for block in model[1]] == [0, 1, 2, 3, 4]
+    deepen(model, "1", 1, ())  # as where no more parameters are allowed
+    match_depth(again := new(), model.state_dict())
+    assert [block.shift for block in again[1]] == [0, 1, 1, 2, 3, 4]
+
+
 class Noting(nn.Module):
     """A block that is told what came before, and notes that it was called."""
 

@@ -554,6 +554,29 @@ def test_heads_that_cannot_become_more_are_refused_by_name(
     assert before == {n: v for n, v in vars(again).items() if type(v) is int}
 
 
+class Talking(nn.Module):
+    """Heads of pixels whose weights are mixed before and behind the softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 2
+        self.q, self.k, self.v = (nn.Conv2d(8, 8, 1) for _ in range(3))
+        self.near, self.project = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 5, 1)
+        self.talk, self.hear = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = self.v(x), self.q(x), self.k(x)
+        v, q, k = (y.reshape(len(x), self.num_heads, -1, 16).mT for y in layers)
+        weights = self.hear(self.talk(q @ k.mT).softmax(-1))
+        return self.project((weights @ v).mT.reshape(x.shape) + self.near(layers[0]))
+
+
+def test_heads_that_talk_are_refused_by_name() -> None:
+    groups, refused = groups_of(Talking(), torch.randn(4, 8, 4, 4))
+    assert [group.name for group in groups] == ["talk"]
+    assert refused.keys() == {"q + k", "v + hear"}
+
+
 def test_a_wider_attention_counts_its_heads_and_their_width() -> None:
     model = Encoder(FusedAttention())
     before = layer_sizes(model)["inner"]

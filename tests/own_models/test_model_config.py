@@ -3,7 +3,9 @@
 import copy
 import runpy
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +76,40 @@ def test_numbers_follow_where_layers_become_wider_and_return() -> None:
     assert_is_built_by_its_config(model)
     result.undo()
     assert model.config == config
+
+
+class Stages(nn.Module):
+    """Attention in stages, whose widths and heads its config lists, beside other lists."""
+
+    def __init__(self, config: SimpleNamespace):
+        super().__init__()
+        self.config, widths = config, [6, *config.hidden_sizes]
+        self.maps = nn.ModuleList(nn.Linear(*sizes) for sizes in pairwise(widths))
+        self.attention = nn.ModuleList(
+            nn.MultiheadAttention(width, heads, batch_first=True)
+            for width, heads in zip(widths[1:], config.num_attention_heads, strict=True)
+        )
+        self.head = nn.Linear(widths[-1], 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, attention in zip(self.maps, self.attention, strict=True):
+            x = layer(x)
+            x = x + attention(x, x, x)[0]
+        return self.head(x.mean(1))
+
+
+def test_numbers_of_several_stages_follow_in_their_list() -> None:
+    torch.manual_seed(0)
+    numbers = {"hidden_sizes": [4, 8], "num_attention_heads": (2, 4), "hidden_size": 8}
+    model = Stages(SimpleNamespace(**numbers, strides=(2, 1), depths=[8, 8]))
+    inputs = torch.randn(16, 5, 6)
+    result = esper.widen(model, [(inputs, torch.randint(3, (16,)))], factor=2)
+    later = {"hidden_sizes": [8, 16], "num_attention_heads": (4, 8), "hidden_size": 16}
+    assert model.config == SimpleNamespace(**later, strides=(2, 1), depths=[8, 8])
+    texts = (f"{key} {old} -> {later[key]}" for key, old in numbers.items())
+    assert f"config: {', '.join(texts)}" in result.lines
+    result.undo()
+    assert model.config == SimpleNamespace(**numbers, strides=(2, 1), depths=[8, 8])
 
 
 def test_a_width_of_heads_is_named_where_the_stream_no_longer_gives_it() -> None:

@@ -349,7 +349,7 @@ def test_the_written_code_rebuilds_every_kind_of_layer(host: str, tmp_path: Path
         torch.testing.assert_close(one, two)
     assert not model.training
     widths = {
-        name: {key: (before[name][key], size) for key, size in sizes.items()}
+        name: {key: (before[name].get(key, size), size) for key, size in sizes.items()}
         for name, sizes in layer_sizes(model).items()
         if sizes != before[name]
     }

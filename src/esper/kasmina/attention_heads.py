@@ -7,14 +7,17 @@ both who widens it and who loads it later go by their names, and by the sizes of
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import groupby
 from typing import Any
 
 from torch import nn
 
 from esper.kasmina.layer_kinds import Linear, size_names
+from esper.kasmina.nested import below
 
 _OF_ONE_HEAD = ("dim", "size", "width", "feature", "channel", "embd", "per_head")
 _OUTPUT = re.compile(r"(^|[._])(o|out|output|wo)([._]|$)", re.IGNORECASE)
+_POSITIONS = re.compile("len|seq|block|pos|window|token|patch|context")
 _LAYERS = Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
@@ -25,7 +28,9 @@ def head_attributes(module: nn.Module) -> list[str]:
     counts = [name for name in numbers if _counts_heads(name)]
     layers = _layers(module).values() if counts else ()
     sizes = {size for layer in layers for size in _sizes(layer)}
-    return [name for name, value in numbers.items() if name in counts or value in sizes]
+    return [
+        x for x, n in numbers.items() if x in counts or (n in sizes and not _POSITIONS.search(x))
+    ]
 
 
 def head_counts(
@@ -45,6 +50,7 @@ def head_counts(
     Yields:
         the module, the name of the attribute and its new value.
     """
+    of_heads = set[str]()  # layers that compute a number for each, as of the distance of positions
     for prefix, module in model.named_modules():
         if isinstance(module, nn.Transformer):
             first = f"{prefix}.encoder.layers.0.self_attn.out_proj".lstrip(".")
@@ -54,17 +60,23 @@ def head_counts(
         in_order = sorted(_layers(module).items(), key=lambda each: bool(_OUTPUT.search(each[0])))
         layers = {f"{prefix}.{name}".lstrip("."): x for name, x in in_order}
         names, wider = head_attributes(module), list(layers)
+        is_of_heads = bool(wider) and of_heads.issuperset(wider)
+        heads = {getattr(module, name) for name in names if _counts_heads(name)}
+        for child, part in groupby(in_order, lambda each: each[0].partition(".")[0]):
+            sizes = [_sizes(layer) for _, layer in part]
+            if sizes[-1][0] in heads and {n for _, n in sizes} != {sizes[-1][0]}:  # or they talk
+                of_heads |= {x for x in layers if below(x, f"{prefix}.{child}".lstrip("."))}
+        wider = wider[-1:] if is_of_heads else [x for x in wider if x not in of_heads]
         factor = rows.get(wider[0]) if names and wider else None
         ends = [
             end
-            for end in range(1, len(wider))
+            for end in range(1, len(wider) + is_of_heads)
             if all(rows.get(name) == factor for name in wider[:end])
             and all(columns.get(name) == factor for name in wider[end:])
         ]
         if factor is None or not ends:
             continue
-        widths = {_sizes(layers[name])[0] for name in wider[: ends[-1]]}
-        widths |= {_sizes(layers[name])[1] for name in wider[ends[-1] :]}
+        widths = {_sizes(layers[name])[i >= ends[-1]] for i, name in enumerate(wider)}
         for name in names:
             later = getattr(module, name) * factor
             if later.denominator == 1 and (_counts_heads(name) or getattr(module, name) in widths):
@@ -76,10 +88,9 @@ def _layers(module: nn.Module) -> dict[str, _LAYERS]:
     return {name: x for name, x in module.named_modules() if isinstance(x, _LAYERS)}
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
+def _sizes(layer: Any) -> tuple[int, ...]:
     """How many channels a layer writes, and how many it reads."""
-    rows, columns = (getattr(layer, name) for name in size_names(layer))
-    return rows, columns
+    return tuple(getattr(layer, name) for name in size_names(layer))
 
 
 def _counts_heads(name: str) -> bool:

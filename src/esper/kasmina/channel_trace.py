@@ -95,7 +95,7 @@ class Recorder(TorchFunctionMode):
             id(x): (name, module, (key,))
             for name, module in modules
             for key, x in {**module._parameters, **module._buffers}.items()
-            if x is not None
+            if x is not None and x.is_floating_point()  # others count or say where
         }
         self.uses = Counter(
             id(p) for module in model.modules() for p in module._parameters.values()
@@ -410,11 +410,13 @@ class Recorder(TorchFunctionMode):
     def _write(self, name: str, layer: nn.Module, output: Tensor, axis: int) -> None:
         """A layer that writes channels."""
         unit = self._units.get(name, (1, 1))
+        # Heads that meet a layer of one row for each, as those that talk, are its single rows.
+        unit = (1, 1) if output.shape[axis] % prod(unit) else unit
         group = self._of_writer(name, output.shape[axis] // prod(unit))
         group.is_rigid |= isinstance(layer, ConvTranspose)
         if getattr(layer, "max_norm", None) is not None:
             group.reason = f"{name} has a largest norm"
-        if name in self._units:
+        if unit != (1, 1):
             group.units.setdefault(name, unit)
         gates, rows = group.units.get(name, unit)
         self._tags[id(output)] = output, Tag(group, Position(axis, rows, gates), group.channels)
@@ -493,6 +495,7 @@ class Recorder(TorchFunctionMode):
 
     def _companion(self, inputs: list[Tensor], source: Tensor, tag: Tag, function: str) -> None:
         """Note the module whose parameters or buffers a function applies to the channels."""
+        entries = tag.channels * tag.position.block
         for x in (x for x in inputs if id(x) in self._owners):
             name, module, _ = self._owners[id(x)]
             if x.numel() == 1 < tag.channels:
@@ -501,7 +504,7 @@ class Recorder(TorchFunctionMode):
                 self._note_companion(tag.group, name)
             elif not _is_applied_per_channel(x, source, tag.position.axis, function):
                 continue
-            elif tag.is_plain and (names := self._names_per_channel(x, tag.channels)):
+            elif tag.is_contiguous and (names := self._names_per_channel(x, entries)):
                 for each in names:
                     self._note_companion(tag.group, each)
             elif function in _BROADCASTS or not is_of_user(module):  # others are tried

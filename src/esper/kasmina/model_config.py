@@ -22,10 +22,10 @@ from esper.kasmina.layer_kinds import numbers_of
 from esper.kasmina.nested import entries_of
 from esper.kasmina.wider_groups import equal
 
-MOST_TRIALS = 64
-"""Combinations of numbers that are tried."""
+MOST_TRIALS, MOST_LISTS = 64, 8
+"""Combinations of numbers that are tried, and of those in one list."""
 Shapes = Mapping[str, torch.Size]
-Number = int | None
+Number = int | list[int] | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def follow(
         what was changed; None if by no numbers that were tried the class builds a model that has
         the same state and computes the same. The config is what it was then.
     """
-    after, sizes = _shapes(model), defaultdict[int, set[int]](set)
+    after, sizes = parameter_shapes(model), defaultdict[int, set[int]](set)
     takes_config = next(iter(inspect.signature(type(model)).parameters), "") == "config"
     if before == after or not takes_config:
         return ConfigChange()
@@ -87,7 +87,7 @@ def follow(
         change.apply()
         try:
             with torch.device("meta"):
-                is_alike = _shapes(_new_model(model)) == after
+                is_alike = parameter_shapes(_new_model(model)) == after
             if is_alike and all(equal(reference, output(x)) for x in (model, _twin(model))):
                 return change
         except Exception:  # numbers that do not fit together
@@ -96,7 +96,8 @@ def follow(
     return None
 
 
-def _shapes(model: nn.Module) -> Shapes:
+def parameter_shapes(model: nn.Module) -> dict[str, torch.Size]:
+    """The shape of each parameter, by name."""
     return {name: p.shape for name, p in model.named_parameters()}
 
 
@@ -117,20 +118,36 @@ def _numbers(
     config: Any, sizes: Mapping[int, set[int]]
 ) -> Iterator[tuple[Any, str, Number, list[Number]]]:
     """Numbers that may follow: what holds them, their name, value and what they may become."""
-    entries = SimpleNamespace(**entries_of(config))
-    names = {key for key, _ in numbers_of(entries) if "position" not in key}
+    entries = entries_of(config)
+    firsts = {key: x[0] if _is_list(x) else x for key, x in entries.items()}
+    names = {key for key, _ in numbers_of(SimpleNamespace(**firsts)) if "position" not in key}
     ratios = {(old, new) for old, later in sizes.items() for new in later if old > 1}
-    for key, value in vars(entries).items():
-        if type(value).__name__.endswith("Config"):
-            yield from _numbers(value, sizes)
-        if type(value) is not int:
-            continue
+
+    def options_of(key: str, value: int) -> list[int]:
         options = sizes.get(value, set()) if key in names else set()
         if re.search("head(?!_dim|_size)", key):
             options = {value * new // old for old, new in ratios if value * new % old == 0}
-        if options - {value}:
-            yield config, key, value, [*sorted({value, *options}, reverse=True)]
-    whole = entries if isinstance(config, dict) else config  # which may have properties, too
+        return sorted({value, *options}, reverse=True)
+
+    for key, value in entries.items():
+        if type(value).__name__.endswith("Config"):
+            yield from _numbers(value, sizes)
+        options: list[Number] = []
+        if type(value) is int:
+            options = [*options_of(key, value)]
+        elif _is_list(value):
+            choices = product(*(options_of(key, x) for x in value))
+            options = [type(value)(each) for each in islice(choices, MOST_LISTS)]
+        if options and options != [value]:
+            yield config, key, value, options
+    whole = SimpleNamespace(**entries) if isinstance(config, dict) else config  # with properties
     width, heads = (getattr(whole, key, 0) for key in ("hidden_size", "num_attention_heads"))
-    if heads and not hasattr(whole, "head_dim"):  # then the width shared by the heads
+    if (
+        type(heads) is int and heads and not hasattr(whole, "head_dim")
+    ):  # then heads share the width
         yield config, "head_dim", None, [None, width // heads]
+
+
+def _is_list(value: object) -> bool:
+    """Whether it holds a number for each of several stages."""
+    return isinstance(value, list | tuple) and {*map(type, value)} == {int}

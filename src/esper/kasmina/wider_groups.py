@@ -51,7 +51,8 @@ def wider_groups(
 
 def _are_heads(group: ChannelGroup, stream: ChannelGroup) -> bool:
     """Whether a group is that of heads that read and write a stream."""
-    is_beside = stream.readers.keys() >= {*group.writers} and {*stream.writers} >= {*group.readers}
+    writers = {x for x in group.writers if x in group.units}  # others compute positions
+    is_beside = stream.readers.keys() >= writers and {*stream.writers} >= {*group.readers}
     return group.attends and stream.is_balanced and is_beside
 
 

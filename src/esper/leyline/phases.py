@@ -52,13 +52,11 @@ class Phase:
 def duration(seconds: float) -> str:
     """Format a length of time in its two largest units."""
     total = max(0, round(seconds))
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    if total < 86400:
-        return f"{total // 3600} h {total % 3600 // 60} min"
-    return f"{total // 86400} d {total % 86400 // 3600} h"
+    units = (86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")
+    for size, unit, part, unit_of_part in units:
+        if total >= size:
+            return f"{total // size} {unit} {total % size // part} {unit_of_part}"
+    return f"{total} s"
 
 
 _phases: list[Phase] = []

@@ -8,6 +8,7 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
+from esper.kasmina import model_config
 from esper.kasmina.wider_layers import parameter_count
 from esper.leyline.errors import UsageError
 from esper.own_models.layer_growth import LayerGrowth, first_batches
@@ -134,11 +135,11 @@ def _enlarged(
     for one in optimizers:
         check_arguments(model, one, options)
     check_loaders({"train_loader": loader})
-    shapes = {name: p.shape for name, p in model.named_parameters()}
+    shapes = model_config.parameter_shapes(model)
     averages = [averages] if isinstance(averages, nn.Module) else averages
     for each in averages:
         is_module = isinstance(each, nn.Module)
-        if not is_module or shapes != {n: p.shape for n, p in each.named_parameters()}:
+        if not is_module or shapes != model_config.parameter_shapes(each):
             raise UsageError(
                 f"averages: got a {type(each).__name__} with other parameters than the model; give "
                 "a copy of it, such as the module of an AveragedModel"
@@ -156,8 +157,6 @@ def _enlarged(
     plan = growth.plan(batches)
     changes: Sequence[Any] = growth.apply(plan, batches, training) if plan else ()
     if hasattr(model, "config") and changes:
-        from esper.kasmina import model_config  # most models have none
-
         config = model_config.follow(model, shapes, lambda x: output_of(x, batches[0][0]))
         hint = "" if factor or deepens else "; factor=2 makes all layers wider alike"
         growth.lines += model_config.lines(config, hint)
