@@ -995,6 +995,12 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
         ),
         lambda: torch.randn(8, 1, 8, 8), ("0",),
     ),
+    "fixed scale": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 6), Level(6).requires_grad_(False), nn.ReLU(), nn.Linear(6, 3)
+        ),
+        lambda: torch.randn(8, 4), ("0",),
+    ),
     "grouped": (
         lambda: Encoder(GroupedQueries()), words,
         ("inner.wq + inner.wkv", "mlp.0", stream("inner.wo")),

@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from esper.kasmina.channel_trace import Recorder, Trials
-from esper.kasmina.layer_kinds import Table, layer_at
+from esper.kasmina.layer_kinds import Table, is_of_user, layer_at
 from esper.kasmina.nested import tensors as leaf_tensors
 from esper.kasmina.traced_group import TracedGroup, Unit
 
@@ -202,20 +202,20 @@ def _pass(
     groups = [group for group in recorder.groups() if not group.is_output]
     for group in groups:
         names = dict.fromkeys((*group.writers, *group.readers, *group.companions))
-        layers = [layer_at(model, name) for name in names]
+        layers = {name: layer_at(model, name) for name in names}
         group.axes = recorder.axes
-        tensors = [(module, *each) for module, entries in layers for each in entries]
+        tensors = [(module, *each) for module, entries in layers.values() for each in entries]
         biases = {f"{name}.bias" for name in group.readers if name not in group.writers}
-        parameters = [
-            x for _, name, _, x in tensors if isinstance(x, nn.Parameter) and name not in biases
-        ]
+        weights = [x for _, n, _, x in tensors if isinstance(x, nn.Parameter) and n not in biases]
         for module, name, key, _ in tensors:
             if key in module._non_persistent_buffers_set:
                 group.reason = group.reason or f"the buffer {name} is not persistent"
-        if not all(p.requires_grad for p in parameters):
+        users = (layers[name] for name in group.companions if is_of_user(layers[name][0]))
+        fixed = {id(x) for _, entries in users for *_, x in entries}  # such as sines of positions
+        if not all(p.requires_grad or id(p) in fixed for p in weights):
             group.reason = group.reason or "a layer is frozen"
         tables = {id(x) for m, *_, x in tensors if isinstance(m, Table)}
-        holders = Counter(id(p) for p in parameters)
+        holders = Counter(id(p) for p in weights)
         if any(recorder.uses[x] > (n if x in tables else 1) for x, n in holders.items()):
             group.reason = group.reason or "a layer shares its parameters with another module"
         for factors in group.products if group.contracts else ():
