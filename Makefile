@@ -22,7 +22,7 @@ RLLIB := $(RLLIB_VENV)/.ready
 # What only the site of the docs needs.
 DOCS := $(VENV)/.ready-docs
 
-.PHONY: demo lint types warm quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
+.PHONY: demo lint types warm quick quick-tests test test-all steady test-gpu gpu-check docs wheel screenshots clean bench-suite bench-policy bench-observation bench-tasks bench-recipes bench-world bench-memory bench-long-runs bench-cifar soak mutation torture bench-records bench-slots bench-hot-path bench-scaling bench-schedules bench-impala bench-offline bench-ray bench-rllib bench-precision bench-sanctum bench-gym bench-gym-defaults bench-growth-learners bench-text bench-own
 
 demo: $(INSTALLED)
 	$(BIN)/esper train ppo --task digits_shift --slots wide --envs 16 --rounds 13
@@ -142,6 +142,10 @@ bench-memory: $(READY)
 
 bench-long-runs: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/long_runs.py --write
+
+# An hour on two cores.
+bench-cifar: $(READY)
+	$(BIN)/python benchmarks/cifar_hour.py --write
 
 # Two hours of training: does its memory grow?
 soak: $(READY)

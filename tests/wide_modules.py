@@ -203,6 +203,21 @@ class Level(nn.Module):
         return x * self.level
 
 
+class Resample(nn.Module):
+    """A convolution that checks how many channels it is given and returns, each as many."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = self.out_channels = channels
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == self.channels
+        x = self.conv(x)
+        assert x.shape[1] == self.out_channels
+        return x
+
+
 class Attention(nn.Module):
     """Queries, keys and values from one layer each, cut into heads by a number of its own."""
 
@@ -994,6 +1009,12 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
         ),
         lambda: torch.randn(8, 1, 8, 8), ("0",),
+    ),
+    "sides": (
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), Resample(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+        ),
+        lambda: torch.randn(8, 1, 8, 8), ("0", "2.conv"),
     ),
     "fixed scale": (
         lambda: nn.Sequential(

@@ -39,6 +39,8 @@ class Teller(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.blocks = nn.Linear(5, 6), nn.ModuleList([Told(), Told()])
+        self.attention = nn.ModuleList()
+        self.attention.add_module("0", None)  # as in a U-Net without it
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

@@ -178,7 +178,7 @@ def _integers(stack: Any) -> Iterator[tuple[int, nn.Module, str, str, int]]:
     """Attributes with the name of a number of a block: its index, the module in it with its path,
     and the attribute's name and value."""
     for index, block in enumerate(stack):
-        for path, module in block.named_modules():
+        for path, module in block.named_modules() if block is not None else ():
             for key, value in vars(module).items():
                 if type(value) is int and re.search("idx|index|number|layer", key):
                     yield index, module, path, key, value

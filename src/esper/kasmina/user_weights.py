@@ -138,7 +138,8 @@ def later_numbers(
     """Numbers of channels that users' modules hold, where their tensors have become longer.
 
     A module does not say which of its numbers are sizes: one is if its name is that of a size, and
-    if all axes of that size, in it and in the modules that it holds, have become as long.
+    if all axes of that size, in it and in the modules that it holds, have become as long. Where
+    only those that read have, it counts them unless its name says ``out``, and the reverse.
 
     Args:
         model: the module that has become wider.
@@ -151,12 +152,14 @@ def later_numbers(
         # Where heads are counted, a size may be their number, and theirs follow by other rules.
         is_plain = is_of_user(module) and not head_attributes(module)
         numbers = numbers_of(module) if is_plain else []
-        later = defaultdict[int, set[int]](set)
+        later = defaultdict[tuple[int, int], set[int]](set)
         for x in chain(module.parameters(), module.buffers()) if numbers else ():
-            for size, longer in zip(before.get(id(x), x.shape), x.shape, strict=True):
-                later[size].add(longer)
+            for axis, size in enumerate(before.get(id(x), x.shape)):
+                later[size, min(axis, 1)].add(x.shape[axis])
         for key, size in numbers:
-            if size > 1 and len(sizes := later[size]) == 1 and size not in sizes:
+            side, further = (later[size, axis] for axis in ((0, 1) if "out" in key else (1, 0)))
+            sizes = side if further == {size} else side | further
+            if size > 1 and len(sizes) == 1 and size not in sizes:
                 yield module, key, min(sizes)
 
 
