@@ -322,7 +322,8 @@ class Windows(FusedAttention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seq_len, self.table = 12, nn.Parameter(torch.randn(13, 3))
+        self.seq_len, self.token_dim = 12, 12
+        self.table = nn.Parameter(torch.randn(13, 3))
         steps = torch.arange(7)
         self.register_buffer("index", steps[:, None] - steps + 6)
         self.distances = Distances(3)
@@ -334,7 +335,7 @@ class Windows(FusedAttention):
         )
         bias = self.table[self.index.view(-1)].view(7, 7, -1).permute(2, 0, 1).contiguous()
         weights = (q @ k.mT / self.seq_len + bias.unsqueeze(0) + self.distances()).softmax(-1)
-        return self.project((weights @ v).transpose(1, 2).reshape(*x.shape[:2], self.inner))
+        return self.project((weights @ v).transpose(1, 2).reshape(*x.shape[:2], self.token_dim))
 
 
 class GroupedQueries(nn.Module):

@@ -17,7 +17,7 @@ from esper.kasmina.nested import below
 
 _OF_ONE_HEAD = ("dim", "size", "width", "feature", "channel", "embd", "per_head")
 _OUTPUT = re.compile(r"(^|[._])(o|out|output|wo)([._]|$)", re.IGNORECASE)
-_POSITIONS = re.compile("len|seq|block|pos|window|token|patch|context")
+_POSITIONS = re.compile("^(?!.*(dim|emb(?!eddings))).*(len|seq|block|pos|window|token|patch)")
 _LAYERS = Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
