@@ -271,9 +271,7 @@ def test_check_reports_fit_and_costs(tmp_path: Path, capsys) -> None:
     assert "1,197 / 300 / 300 images (8, 8, 1), 10 classes" in text
     assert "backend functional" in text
     assert re.search(r"memory   [\d.]+ MiB per environment, \d+ MiB for 32", text)
-    assert re.search(
-        r"time     [\d.]+ ms per environment step on one thread, [\d.]+ (s|minutes)", text
-    )
+    assert re.search(r"time     [\d.]+ ms per environment step on one thread, \d+ (s|min)", text)
 
 
 def test_a_trial_grows_every_slot_at_once_and_may_know_no_memory(monkeypatch) -> None:
