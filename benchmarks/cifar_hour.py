@@ -49,12 +49,12 @@ def write_files(folder: Path) -> None:
         rows = order[:TEST_DIGITS] if name == "test_batch" else order[TEST_DIGITS:]
         draws = np.random.default_rng(seed)
         rows = draws.choice(rows, BATCH)
-        pixels = drawn(torch.tensor(digits.images[rows] / 16.0, dtype=torch.float32), draws)
+        pixels = new_images(torch.tensor(digits.images[rows] / 16.0, dtype=torch.float32), draws)
         labels = digits.target[rows].astype(np.uint8)
         (target / f"{name}.bin").write_bytes(np.concatenate([labels[:, None], pixels], 1).tobytes())
 
 
-def drawn(shapes: torch.Tensor, draws: np.random.Generator) -> np.ndarray:
+def new_images(shapes: torch.Tensor, draws: np.random.Generator) -> np.ndarray:
     """Images uint8 ``[n, 3 * 32 * 32]`` of digits ``[n, 8, 8]`` in [0, 1]."""
     count = len(shapes)
     poses = np.zeros((count, 2, 3))

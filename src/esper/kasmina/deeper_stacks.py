@@ -251,12 +251,13 @@ def match_depth(model: nn.Module, state: Mapping[str, Any]) -> None:
     for name, stack in _stacks(model):
         prefix = f"{name}."
         inside = {k.removeprefix(prefix): x for k, x in state.items() if k.startswith(prefix)}
-        both = stack.state_dict(), inside
+        states = stack.state_dict(), inside
         # By shapes too, unless layers of some blocks have become wider.
-        runs, state_runs = map(_runs, both)
-        if [{*names} for names, *_ in runs] != [{*names} for names, *_ in state_runs]:
-            runs, state_runs = (_runs(dict.fromkeys(each)) for each in both)
-        if [{*names} for names, *_ in runs] != [{*names} for names, *_ in state_runs]:
+        for pair in (states, [dict.fromkeys(each) for each in states]):
+            runs, state_runs = map(_runs, pair)
+            if [{*names} for names, *_ in runs] == [{*names} for names, *_ in state_runs]:
+                break
+        else:
             continue
         # From the end, so that the places before stay what they are.
         with numbering(model, name):

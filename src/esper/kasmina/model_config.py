@@ -24,7 +24,6 @@ from esper.kasmina.wider_groups import equal
 
 MOST_TRIALS, MOST_LISTS = 64, 8
 """Combinations of numbers that are tried, and of those in one list."""
-Shapes = Mapping[str, torch.Size]
 Number = int | list[int] | tuple[int, ...] | None
 
 
@@ -57,7 +56,7 @@ def lines(change: ConfigChange | None, hint: str = "") -> list[str]:
 
 
 def follow(
-    model: nn.Module, before: Shapes, output: Callable[[nn.Module], Any]
+    model: nn.Module, before: Mapping[str, torch.Size], output: Callable[[nn.Module], Any]
 ) -> ConfigChange | None:
     """Let the numbers of ``model.config`` follow its layers, in place.
 
@@ -142,9 +141,8 @@ def _numbers(
             yield config, key, value, options
     whole = SimpleNamespace(**entries) if isinstance(config, dict) else config  # with properties
     width, heads = (getattr(whole, key, 0) for key in ("hidden_size", "num_attention_heads"))
-    if (
-        type(heads) is int and heads and not hasattr(whole, "head_dim")
-    ):  # then heads share the width
+    # Without a number of their own, heads share the width.
+    if type(heads) is int and heads and not hasattr(whole, "head_dim"):
         yield config, "head_dim", None, [None, width // heads]
 
 
