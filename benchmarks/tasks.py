@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from ladders import best_of, control_figures
-from populations import SPLITS, controls, parts
+from populations import SPLITS, controls, parts, random_plans
 from reporting import made_on, new_parser, publish, table
 
 from esper.leyline.actions import BLUEPRINTS, TEMPO_STEPS, Style
@@ -143,7 +143,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     counts = (arguments.training_hosts, arguments.hosts)
-    plans = library(arguments.random_plans)
+    plans = (*library(), *random_plans(arguments.random_plans))
     found: dict[str, dict[str, Any]] = {}
     for task in dict.fromkeys(task for suite in arguments.suites for task in find_all([suite])):
         hosts = parts(task.name, task.name, counts, arguments.splits, arguments.threads)

@@ -69,7 +69,7 @@ def main() -> int:
         )
         known = shipped_controls(family) if arguments.shipped else None
         work, report = arguments.work / family, partial(progress, family)
-        found = evaluate(RULE, family, [hosts], 0, 1, work, report, known)
+        found = evaluate(RULE, family, [hosts], 1, work, report, known)
         if arguments.write and known is None:
             plans = library()
             controls = ShippedControls(

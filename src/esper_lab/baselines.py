@@ -8,14 +8,14 @@ decay that were drawn, and the ladder tunes a factor of the rate on training hos
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
-from torch import Tensor
 
 from esper.kasmina.hosts.cnn import CnnHost
 from esper.kasmina.hosts.host import Host, NormedHost
@@ -24,13 +24,7 @@ from esper.kasmina.hosts.transformer import TransformerHost
 from esper.runtime.tasks import FAMILIES, Task
 from esper.tamiyo.baselines import NeverActor
 from esper.tamiyo.policy.features import utility
-from esper_lab.evaluation import (
-    AUTO_RGN,
-    FULL_TUNING,
-    LAST_LAYER_TUNING,
-    STATIC_NETWORK,
-    TUNED_TWIN,
-)
+from esper_lab import evaluation as names
 from esper_lab.play import Floats, Outcome, Population, play
 from esper_lab.small_copies import CHANGES, SmallCopies
 
@@ -111,9 +105,9 @@ def _small_copy(task: Task) -> Task | None:
 
 
 FINE_TUNING: dict[str, Baseline] = {
-    FULL_TUNING: _fine_tuning("all"),
-    LAST_LAYER_TUNING: _fine_tuning("last"),
-    AUTO_RGN: _fine_tuning("auto_rgn"),
+    names.FULL_TUNING: _fine_tuning("all"),
+    names.LAST_LAYER_TUNING: _fine_tuning("last"),
+    names.AUTO_RGN: _fine_tuning("auto_rgn"),
     **dict.fromkeys(CHANGES, _small_copy),
 }
 """The controls of surgical fine-tuning (Lee et al., "Surgical fine-tuning improves adaptation to
@@ -152,7 +146,7 @@ def _drawn_from_scratch(task: Task) -> bool:
     return task.family in FAMILIES and task.pretraining is None
 
 
-FROM_SCRATCH: dict[str, Baseline] = {TUNED_TWIN: tuned_twin, STATIC_NETWORK: static_network}
+FROM_SCRATCH = {names.TUNED_TWIN: tuned_twin, names.STATIC_NETWORK: static_network}
 """Networks that do not grow, for hosts that start from initial weights."""
 BASELINES = FROM_SCRATCH | FINE_TUNING
 """The baselines of the ladder."""
@@ -214,27 +208,25 @@ def play_baseline(
         outcome = play(
             stand_in, lambda env: NeverActor(), 1, on_batch=on_batch, trained_by=trained_by
         )
-        parameters = (_host_sizes(stand_in) - _host_sizes(population)).clamp(min=0.0)
-        parts.append(_after_price(outcome, population, parameters))
+        parameters = np.maximum(_host_sizes(stand_in.tasks) - _host_sizes(population.tasks), 0.0)
+        utilities = {
+            f"{split}_utility": after_price(score, parameters, population.tasks)
+            for split, score in (
+                ("test", outcome.test_score), ("validation", outcome.validation_score)
+            )
+        }  # fmt: skip
+        parts.append(replace(outcome, added=parameters, **utilities))
     return Outcome.join(parts, axis=1)
 
 
-def _host_sizes(population: Population) -> Tensor:
-    return torch.tensor([[task.host.parameter_count] for task in population.tasks]).double()
+def _host_sizes(tasks: Sequence[Task]) -> Floats:
+    return np.array([[task.host.parameter_count] for task in tasks], dtype=float)
 
 
-def _after_price(outcome: Outcome, population: Population, parameters: Tensor) -> Outcome:
-    """The outcome minus the price of added parameters, ``[H, 1]``, at the prices of the tasks."""
-    sizes = _host_sizes(population)
-    prices = torch.tensor([[task.price] for task in population.tasks]).double()
-
-    def utilities(score: Floats) -> Floats:
-        return utility(torch.from_numpy(score), parameters, sizes, prices).numpy()
-
-    return replace(
-        outcome, test_utility=utilities(outcome.test_score),
-        validation_utility=utilities(outcome.validation_score), added=parameters.numpy(),
-    )  # fmt: skip
+def after_price(score: Floats, parameters: Floats, tasks: Sequence[Task]) -> Floats:
+    """Scores ``[H, 1]`` minus the price of parameters ``[H, 1]`` that are added to hosts."""
+    columns = score, parameters, _host_sizes(tasks), np.array([[task.price] for task in tasks])
+    return utility(*map(torch.from_numpy, columns)).numpy()
 
 
 _STEP = 1 / 64

@@ -15,17 +15,10 @@ from esper.tamiyo.baselines import Actor, blueprint_of
 from esper.tamiyo.try_and_keep import RuleSettings, Trial, TryAndKeepActor
 from esper.tamiyo.try_in_turn import ORDERS as SLOT_ORDERS
 from esper.tamiyo.try_in_turn import TryInTurnActor, Turns, turns_of
+from esper_lab import evaluation as names
 from esper_lab import rules
 from esper_lab.baselines import BASELINES, factors_of, play_baseline, population_of
-from esper_lab.evaluation import (
-    CLAIRVOYANT,
-    EVERYTHING,
-    LOOKING,
-    NEVER_GROW,
-    TRY_AND_KEEP,
-    Rung,
-    best_rung,
-)
+from esper_lab.evaluation import Rung, best_rung
 from esper_lab.plans import SIZES, Plan
 from esper_lab.play import (
     Hosts,
@@ -109,27 +102,20 @@ def _turns(env: GrowthEnv) -> Actor:
 
 
 def _trials(env: GrowthEnv) -> Actor:
-    length, members = env.config.episode_length, len(TRIALS)
-    tasks = tasks_of_groups(env)
+    length = env.config.episode_length
+    pairs = list(product(tasks_of_groups(env), TRIALS))
     blueprint = torch.zeros(env.count, env.slot_count, dtype=torch.long)
-    decision = [p.decision_step(length, len(t.host.slots)) for t in tasks for p in TRIALS]
-    for group, task in enumerate(tasks):
-        for member, plan in enumerate(TRIALS):
-            for s, slot in enumerate(task.host.slots):
-                blueprint[group * members + member, s] = blueprint_of(plan.size, slot)
-    count = len(tasks)
-
-    def column(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values * count)
-
+    for row, (task, plan) in enumerate(pairs):
+        for s, slot in enumerate(task.host.slots):
+            blueprint[row, s] = blueprint_of(plan.size, slot)
+    decision = [plan.decision_step(length, len(task.host.slots)) for task, plan in pairs]
     return TryAndKeepActor(
         Trial(
-            blueprint=blueprint,
-            start=column([round(plan.start * length) for plan in TRIALS]),
-            decision=torch.tensor(decision),
-            keep=column([plan.keep for plan in TRIALS]),
+            blueprint=blueprint, decision=torch.tensor(decision),
+            start=torch.tensor([round(plan.start * length) for _, plan in pairs]),
+            keep=torch.tensor([plan.keep for _, plan in pairs]),
         )
-    )
+    )  # fmt: skip
 
 
 ORDERS = 1, 2
@@ -242,9 +228,9 @@ def control_rungs(outcomes: ControlOutcomes, hosts: Hosts, plans: tuple[Plan, ..
     features = outcomes.fresh.features
     rule_rungs = [of_plan(name, tune(training)(features)) for name, tune in RULES.items()]
     rule_rungs.append(_try_and_keep(outcomes))
-    rungs = [of_plan(NEVER_GROW, 0), of_plan(EVERYTHING, everything)]
+    rungs = [of_plan(names.NEVER_GROW, 0), of_plan(names.EVERYTHING, everything)]
     if all(task.host_learning_rate == 0.0 for task in hosts.fresh.tasks):
-        looking = best_rung(rule_rungs, LOOKING)
+        looking = best_rung(rule_rungs, names.LOOKING)
         assert looking is not None
         distance = np.abs(outcomes.fresh.added.mean(0)[at_once] - np.mean(looking.added))
         rungs.append(of_plan("adapters everywhere", at_once[int(distance.argmin())]))
@@ -254,7 +240,7 @@ def control_rungs(outcomes: ControlOutcomes, hosts: Hosts, plans: tuple[Plan, ..
         utility = outcomes.again.test_utility
         best = {name: int(utility[tasks == name].mean(0).argmax()) for name in set(tasks)}
         rungs.append(of_plan("best plan per task", np.array([best[name] for name in tasks])))
-    rungs.append(of_plan(CLAIRVOYANT, outcomes.again.test_utility.argmax(1)))
+    rungs.append(of_plan(names.CLAIRVOYANT, outcomes.again.test_utility.argmax(1)))
     return rungs
 
 
@@ -262,7 +248,7 @@ def _try_and_keep(outcomes: ControlOutcomes) -> Rung:
     variant = int(outcomes.tuning_trials.test_utility.mean(0).argmax())
     choices = np.full(len(outcomes.fresh_trials.added), variant)
     # Its choice is not a plan of the library.
-    rung = rung_of(TRY_AND_KEEP, outcomes.fresh_trials, choices)
+    rung = rung_of(names.TRY_AND_KEEP, outcomes.fresh_trials, choices)
     return msgspec.structs.replace(rung, chosen=None)
 
 

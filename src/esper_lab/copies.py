@@ -11,22 +11,15 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
-import torch
 
 from esper.runtime.tasks import Task
-from esper.tamiyo.policy.features import utility
-from esper_lab.evaluation import (
-    AUTO_RGN,
-    COPY_CHOICE,
-    COPY_SUFFIX,
-    FULL_TUNING,
-    LAST_LAYER_TUNING,
-    Rung,
-)
+from esper_lab import evaluation as names
+from esper_lab.baselines import after_price
+from esper_lab.evaluation import Rung
 from esper_lab.small_copies import CHANGES
 
-COPIES = LAST_LAYER_TUNING, *CHANGES, FULL_TUNING
-TUNINGS = *COPIES, AUTO_RGN
+COPIES = names.LAST_LAYER_TUNING, *CHANGES, names.FULL_TUNING
+TUNINGS = *COPIES, names.AUTO_RGN
 """Rungs behind which the copies stand."""
 
 
@@ -41,7 +34,7 @@ def with_copies(rungs: Sequence[Rung], tasks: Sequence[Task]) -> list[Rung]:
         tasks: of their hosts.
     """
     by_name = {rung.name: rung for rung in rungs}
-    if not by_name.keys() >= {FULL_TUNING, LAST_LAYER_TUNING}:
+    if not by_name.keys() >= {names.FULL_TUNING, names.LAST_LAYER_TUNING}:
         return list(rungs)
     copies = [copy_of(by_name[name], tasks) for name in COPIES if name in by_name]
     copies.append(choice_of([rungs[0], *copies]))
@@ -56,37 +49,30 @@ def _copy_size(tuning: str, task: Task) -> int:
     """How many parameters the copy of a tuning stores."""
     if tuning in CHANGES:
         return CHANGES[tuning](task.host).size
-    return task.host.block_sizes[-1] if tuning == LAST_LAYER_TUNING else task.host.parameter_count
+    last = tuning == names.LAST_LAYER_TUNING
+    return task.host.block_sizes[-1] if last else task.host.parameter_count
 
 
 def copy_of(rung: Rung, tasks: Sequence[Task]) -> Rung:
     """A tuning, which adds nothing to its host, with the price of what a copy stores."""
     assert rung.score is not None
-    parameters = np.array([_copy_size(rung.name, task) for task in tasks], dtype=float)
-    sizes = np.array([task.host.parameter_count for task in tasks])
-    prices = np.array([task.price for task in tasks])
-
-    def priced(scores: list[float]) -> list[float]:
-        columns = map(torch.from_numpy, (np.array(scores), parameters, sizes, prices))
-        return utility(*columns).tolist()
-
+    parameters = np.array([[_copy_size(rung.name, task)] for task in tasks], dtype=float)
+    utility, validation = (
+        after_price(np.array(scores)[:, None], parameters, tasks)[:, 0].tolist()
+        for scores in (rung.score, rung.validation)
+    )
     return msgspec.structs.replace(
-        rung, name=rung.name + COPY_SUFFIX, utility=priced(rung.score),
-        validation=priced(rung.validation), added=parameters.tolist(),
+        rung, name=rung.name + names.COPY_SUFFIX, utility=utility, validation=validation,
+        added=parameters[:, 0].tolist(),
     )  # fmt: skip
 
 
 def choice_of(rungs: Sequence[Rung]) -> Rung:
     """Of each host the rung that is best on validation."""
     best = np.array([rung.validation for rung in rungs]).argmax(0)
-    rows = np.arange(len(best))
 
-    def column(columns: list[list[float]]) -> list[float]:
-        return np.array(columns)[best, rows].tolist()
-
-    return Rung(
-        name=COPY_CHOICE, policy=False, utility=column([rung.utility for rung in rungs]),
-        validation=column([rung.validation for rung in rungs]),
-        added=column([rung.added for rung in rungs]),
-        score=column([rung.score or [] for rung in rungs]),
-    )  # fmt: skip
+    columns = {
+        name: np.array([getattr(rung, name) for rung in rungs])[best, range(len(best))].tolist()
+        for name in ("utility", "validation", "added", "score")
+    }
+    return Rung(names.COPY_CHOICE, policy=False, **columns)

@@ -194,7 +194,7 @@ def mnist1d(
     )  # fmt: skip
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 @cache
@@ -217,13 +217,11 @@ def _generate(noise: float, shear: float, translation: int, shuffle: bool) -> tu
         random.setstate(states[0])
         np.random.set_state(states[1])
 
-    def images(name: str) -> torch.Tensor:
-        return torch.from_numpy(data[name].astype(np.float32)).view(-1, LENGTH, 1, 1)
+    def part(name: str, kind: type) -> Tensor:
+        return torch.from_numpy(data[name].astype(kind))
 
-    def labels(name: str) -> torch.Tensor:
-        return torch.from_numpy(data[name].astype(np.int64))
-
-    return (images("x"), images("x_test")), (labels("y"), labels("y_test"))
+    images = [part(name, np.float32).view(-1, LENGTH, 1, 1) for name in ("x", "x_test")]
+    return (images[0], images[1]), (part("y", np.int64), part("y_test", np.int64))
 
 
 @cache

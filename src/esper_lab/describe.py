@@ -5,6 +5,7 @@ whether a learner could improve on them: which operations are legal, which stage
 and how much of the return depends on the actions.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,10 +18,10 @@ from esper.karn.intervals import group_means, interval
 from esper.kasmina.transfer import CPU
 from esper.leyline.actions import Op
 from esper.leyline.config import LearnerConfig
-from esper.leyline.config.groups import Reward
 from esper.leyline.errors import UsageError
 from esper.leyline.stages import Stage
 from esper.runtime.tasks import Task
+from esper.scripts.tasks import TasksArguments
 from esper.simic.growth.agent import growth_agent
 from esper.simic.growth.collect import collect
 from esper.simic.growth.environment import GrowthEnv
@@ -229,16 +230,7 @@ SEED = 42
 MAX_ENVIRONMENTS = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What is measured: a number of hosts, the environments of each, and their reward."""
-
-    groups: int
-    group_size: int
-    reward: Reward
-
-
-def describe(console: Console, tasks: Sequence[Task], trial: Trial) -> int:
+def describe(console: Console, tasks: Sequence[Task], trial: TasksArguments) -> int:
     """Play the tasks with policies that do not learn, and print the diagnosis.
 
     Raises:
@@ -262,7 +254,7 @@ def describe(console: Console, tasks: Sequence[Task], trial: Trial) -> int:
     return 0
 
 
-def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> None:
+def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: TasksArguments) -> None:
     table = Table(
         title=f"{task.name}: an episode of {task.episode_length} steps, "
         f"{trial.groups} hosts x {trial.group_size} environments, reward {trial.reward}",
@@ -273,17 +265,14 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
         table.add_column(name, justify="right")
     results = list(diagnosis.results.values())
 
-    def row(label: str, cells: list[str]) -> None:
-        table.add_row(label, *cells)
-
     def means(label: str, values: list[Tensor], form: str = ".1f") -> None:
-        row(label, [f"{100.0 * float(value.mean()):{form}}" for value in values])
+        table.add_row(label, *(f"{100.0 * float(value.mean()):{form}}" for value in values))
 
     gains = torch.stack([policy.test.gain for policy in results])
     estimate = interval(group_means(100.0 * gains.numpy(), trial.group_size))
     means("gain, points", [p.test.gain for p in results], "+.1f")
     ends = zip(estimate.low, estimate.high, strict=True)
-    row("95 % interval", [f"{low:+.1f}, {high:+.1f}" for low, high in ends])
+    table.add_row("95 % interval", *(f"{low:+.1f}, {high:+.1f}" for low, high in ends))
     means("validation difference", [p.validation.gain for p in results], "+.1f")
     means("utility (test), points", [p.test.utility for p in results])
     means("utility on validation", [p.validation.utility for p in results])
@@ -291,13 +280,14 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
     means("accuracy on validation", [p.validation.accuracy for p in results])
     table.add_section()
     for stage in STAGES:
-        row(f"seeds {stage.name}", [f"{p.entries[stage]:.2f}" for p in results])
+        table.add_row(f"seeds {stage.name}", *(f"{p.entries[stage]:.2f}" for p in results))
     table.add_section()
     for op in Op:
-        row(f"{op.name} legal, %", [f"{100 * p.legal[op]:.0f}" for p in results])
+        table.add_row(f"{op.name} legal, %", *(f"{100 * p.legal[op]:.0f}" for p in results))
     console.print(table)
-    init, actions, remainder = map(
-        _share, (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest)
+    init, actions, remainder = (
+        "-" if math.isnan(share) else f"{100 * share:.0f} %"
+        for share in (diagnosis.by_init, diagnosis.by_actions, diagnosis.by_rest)
     )
     console.print(
         "Gain is test utility minus that of the never-grow twin, after the last step; its interval "
@@ -310,7 +300,3 @@ def _show(console: Console, task: Task, diagnosis: Diagnosis, trial: Trial) -> N
         highlight=False,
         soft_wrap=True,
     )
-
-
-def _share(value: float) -> str:
-    return "-" if value != value else f"{100 * value:.0f} %"

@@ -1,7 +1,7 @@
 """``esper evaluate``: place a policy between the controls, on the same fresh hosts."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -32,22 +31,11 @@ from esper.simic.run.unusable_run import UnusableRun
 from esper.simic.tools.grow import GrowingPolicy, is_run_directory
 from esper.tamiyo.baselines import SEARCHES
 from esper_lab.capacity import ladder as capacity
-from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, PricedRung, encoded
+from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
 from esper_lab.ladder import RULE, usable_controls
 from esper_lab.ladder import evaluate as evaluated
-from esper_lab.ladder_steps import (
-    FRONT_HEADS,
-    Step,
-    differences,
-    front,
-    front_cells,
-    price_range,
-    sentences,
-    step_cells,
-    step_heads,
-    steps,
-)
+from esper_lab.ladder_steps import differences, front, ladder_rows, sentences
 from esper_lab.play import OnBatch
 
 PROGRAM = "esper evaluate"
@@ -76,8 +64,6 @@ class EvaluateArguments:
     """Number of fresh hosts."""
     training_hosts: int = setting(128, Range(20, 4096))
     """Number of hosts on which the rules are tuned."""
-    random_plans: int = setting(0, Range(0, 1000))
-    """Number of random schedules in the library, in addition to the systematic ones."""
     fresh: bool = False
     """Play the controls anew instead of taking those that ship with Esper."""
     members: int = setting(4, Range(1, 64))
@@ -190,18 +176,14 @@ def _tasks(options: EvaluateArguments, work: Path) -> tuple[Ladder, str | None]:
     splits = SPLITS if options.split_seed is None else (options.split_seed,)
     slots = options.slots
     if is_run_directory(options.policy) and not slots:
-        slots = GrowingPolicy.named(options.policy).slots_for(
-            find_all([training_of(options.suite)])
-        )
+        tasks = find_all([training_of(options.suite)])
+        slots = GrowingPolicy.named(options.policy).slots_for(tasks)
     counts = options.training_hosts, options.hosts
     parts = evaluation_hosts(options.suite, *counts, threads, splits, slots)
     controls, why_not = None, None
     if not options.fresh:
-        sizes = *counts, options.random_plans
-        controls, why_not = usable_controls(options.suite, *sizes, splits, slots)
-    play = partial(
-        evaluated, options.policy, options.suite, parts, options.random_plans, options.members, work
-    )
+        controls, why_not = usable_controls(options.suite, *counts, splits, slots)
+    play = partial(evaluated, options.policy, options.suite, parts, options.members, work)
     return partial(play, controls=controls), why_not
 
 
@@ -267,43 +249,14 @@ def _check_directory(field: str, path: Path) -> None:
 
 
 def show(console: Console, evaluation: Evaluation) -> None:
-    """Print the ladder over all hosts, and by task where there are several."""
-    names = list(dict.fromkeys(evaluation.tasks))
-    ladders = {evaluation.suite: steps(evaluation)}
-    if len(names) > 1:
-        hosts = np.array(evaluation.tasks)
-        ladders |= {name: steps(evaluation, hosts == name) for name in names}
-    for title, ladder in ladders.items():
-        console.print(_table(title, ladder))
-    rows = front(evaluation)
-    if rows:
-        console.print(_front_table(rows))
+    """Print the ladder over all hosts, by price and by task; rungs of the policies stand out."""
+    policies = tuple(rung.name for rung in evaluation.rungs if rung.policy)
+    for rows in ladder_rows(evaluation):
+        table = Table(title=rows.part or evaluation.suite, title_justify="left")
+        for number, head in enumerate(rows.heads):
+            table.add_column(head, justify="right" if number else "left")
+        for cells in rows.cells:
+            table.add_row(*cells, style="bold" if cells[0].endswith(policies) else None)
+        console.print(table)
     for text in sentences(evaluation):
         console.print(text, soft_wrap=True)
-
-
-def _table(title: str, ladder: Sequence[Step]) -> Table:
-    """The rungs of a ladder; those of the policies stand out."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for head in step_heads(ladder[0]):
-        table.add_column(head, justify="right")
-    for step in ladder:
-        style = "bold" if step.rung.policy else None
-        table.add_row(step.rung.name, *step_cells(step), style=style)
-    return table
-
-
-def _front_table(rows: list[PricedRung]) -> Table:
-    table = Table(title="by price of parameters", title_justify="left")
-    table.add_column("price")
-    for head in ("", *FRONT_HEADS):
-        table.add_column(head, justify="right" if head else "left")
-    prices = ""
-    for row in rows:
-        if price_range(row) != prices:
-            table.add_section()
-        repeats, prices = price_range(row) == prices, price_range(row)
-        style = "bold" if row.rung.startswith("policy") else None
-        table.add_row("" if repeats else prices, row.rung, *front_cells(row), style=style)
-    return table

@@ -68,6 +68,10 @@ class Rung(msgspec.Struct, frozen=True):
     operations: list[float] | None = None
 
 
+COLUMNS = "utility", "validation", "added", "chosen", "score", "operations"
+"""What a rung has of each host."""
+
+
 def best_rung(rungs: Iterable[Rung], names: Sequence[str]) -> Rung | None:
     """Of the rungs with these names the one of the highest mean utility; None if there is none.
 
@@ -192,8 +196,8 @@ def _fault(evaluation: Evaluation) -> str | None:
     if not all({*names} & {*kind} for kind in (BLIND, LOOKING, (CLAIRVOYANT,))):
         return "controls are missing"
     for rung in evaluation.rungs:
-        columns = rung.utility, rung.validation, rung.added, rung.score, rung.operations
-        if any(column is not None and len(column) != hosts for column in (*columns, rung.chosen)):
+        columns = [getattr(rung, name) for name in COLUMNS]
+        if any(column is not None and len(column) != hosts for column in columns):
             return f"{rung.name!r} has not one value per host"
         if any(not 0 <= plan < len(evaluation.plans) for plan in rung.chosen or []):
             return f"{rung.name!r} chooses an unknown plan"

@@ -134,21 +134,13 @@ def _initial(
     before, after = (DrawnSplit(partial(mislabelled, data, wrong, **kind)) for kind in settings)
     comes, time = draws.random() < 0.5, float(0.6 * draws.random())
     rate, deadline = log_uniform(draws, 5e-3, 4e-2), float(0.7 + 0.3 * draws.random())
+    later = f", other data from {time:.2f}" if comes else ""
     return Task(
-        name=f"{family}:{number}",
-        summary=f"rate {rate:.3f}, {100 * wrong:.0f} % wrong labels"
-        + (f", other data from {time:.2f}" if comes else ""),
-        host=host,
-        data=before,
-        episode_length=24,
-        batch_size=32,
-        learning_rate=rate,
-        decay="cosine",
-        deadline=deadline,
-        drift=Drift(after, time, time, 0.0) if comes else None,
-        price=log_uniform(draws, *PRICES),
-        family=family,
-    )
+        name=f"{family}:{number}", host=host, data=before, family=family,
+        summary=f"rate {rate:.3f}, {100 * wrong:.0f} % wrong labels{later}", episode_length=24,
+        batch_size=32, learning_rate=rate, decay="cosine", deadline=deadline,
+        drift=Drift(after, time, time, 0.0) if comes else None, price=log_uniform(draws, *PRICES),
+    )  # fmt: skip
 
 
 _PIXELS, _SAMPLES = (8, 8, 1), (40, 1, 1)
@@ -159,12 +151,9 @@ _DIGIT_HOSTS: tuple[Host, ...] = (
     MlpHost((16, 16), 10, _PIXELS),
 )
 _DIGIT_KINDS: tuple[dict[str, Any], ...] = (
-    {},
-    {"shift": 1, "noise": 0.1},
-    {"shift": 2, "noise": 0.1},
-    {"rotation": 3, "noise": 0.1},
+    {}, {"shift": 1, "noise": 0.1}, {"shift": 2, "noise": 0.1}, {"rotation": 3, "noise": 0.1},
     {"noise": 0.3},
-)
+)  # fmt: skip
 _DIGIT_CLASSES = None, (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 _SEQUENCE_HOSTS: tuple[Host, ...] = (
     CnnHost((8, 8), 10, _SAMPLES),
@@ -172,12 +161,8 @@ _SEQUENCE_HOSTS: tuple[Host, ...] = (
     MlpHost((16, 16), 10, _SAMPLES),
 )
 _SEQUENCE_KINDS: tuple[dict[str, Any], ...] = (
-    {},
-    {"translation": 12},
-    {"correlated_noise": 0.5},
-    {"shear": 1.5},
-    {"shuffled": True},
-)
+    {}, {"translation": 12}, {"correlated_noise": 0.5}, {"shear": 1.5}, {"shuffled": True},
+)  # fmt: skip
 
 
 def _seed(draws: np.random.Generator) -> int:
@@ -189,26 +174,17 @@ def log_uniform(draws: np.random.Generator, low: float, high: float) -> float:
     return float(low * (high / low) ** draws.random())
 
 
-ADAPTATION = Family(
-    "adaptation",
-    "a trained host of 1,860 parameters meets a shift of the digits or of its features, or none",
-    adaptation,
+_MEETS = "a trained host of 1,860 parameters meets"
+_LAYOUTS = "layouts crossed with kinds of {}; the hosts start from initial weights"
+FAMILIES = ADAPTATION, ONE_SEED, FROM_SCRATCH, SEQUENCES = (
+    Family("adaptation", f"{_MEETS} a shift of the digits or of its features, or none", adaptation),
+    Family(
+        "one_seed",
+        f"{_MEETS} an early shift, or none, and one seed may live",
+        one_seed,
+        training=512,
+    ),
+    Family("from_scratch", _LAYOUTS.format("digits"), from_scratch),
+    Family("sequences", _LAYOUTS.format("MNIST-1D"), sequences),
 )
-ONE_SEED = Family(
-    "one_seed",
-    "a trained host of 1,860 parameters meets an early shift, or none, and one seed may live",
-    one_seed,
-    training=512,
-)
-FROM_SCRATCH = Family(
-    "from_scratch",
-    "layouts crossed with kinds of digits; the hosts start from initial weights",
-    from_scratch,
-)
-SEQUENCES = Family(
-    "sequences",
-    "layouts crossed with kinds of MNIST-1D; the hosts start from initial weights",
-    sequences,
-)
-FAMILIES = ADAPTATION, ONE_SEED, FROM_SCRATCH, SEQUENCES
 """What Esper registers, see ``esper.leyline.laboratory``."""

@@ -22,9 +22,9 @@ from esper_lab.controls import (
     variants_of,
 )
 from esper_lab.copies import with_copies
-from esper_lab.evaluation import Evaluation, Rung
+from esper_lab.evaluation import COLUMNS, Evaluation, Rung
 from esper_lab.hosts import SPLITS, evaluation_hosts
-from esper_lab.plans import NEVER, library
+from esper_lab.plans import NEVER, Plan, library
 from esper_lab.play import Hosts, OnBatch, Outcome, Population, Rules, Stages, play, play_plans
 from esper_lab.shipped_controls import ShippedControls, difference_text, shipped_controls
 from esper_lab.without_looking import Recording, misled_twin, record, yoked_copy
@@ -37,19 +37,13 @@ ActorFactory = Callable[[GrowthEnv], Actor]
 
 
 def usable_controls(
-    suite: str,
-    training: int,
-    fresh: int,
-    random_plans: int,
-    splits: Sequence[int] = SPLITS,
-    slots: Sequence[str] = (),
+    suite: str, training: int, fresh: int, splits: Sequence[int] = SPLITS, slots: Sequence[str] = ()
 ) -> tuple[ShippedControls | None, str | None]:
     """The controls that ship with Esper if they are those of an evaluation, or why they are not.
 
     Args:
         suite: name of the suite.
         training, fresh: numbers of hosts; fresh ones are the first of those that were shipped.
-        random_plans: number of random schedules in the library.
         splits, slots: seeds of the splits of the fresh hosts, and the slots in which they grow.
 
     Returns:
@@ -67,9 +61,7 @@ def usable_controls(
         return [controls_identity(hosts, library()) for hosts in parts] != [controls.identity]
 
     why = None
-    if random_plans > 0:
-        why = "have no random schedules"
-    elif tuple(splits) != SPLITS:
+    if tuple(splits) != SPLITS:
         why = f"have the splits {', '.join(map(str, SPLITS))}"
     elif slots:
         why = "grow in the slots of the tasks"
@@ -80,11 +72,11 @@ def evaluate(
     policy: str,
     suite: str,
     parts: Sequence[Hosts],
-    random_plans: int,
     members: int,
     work: Path,
     on_batch: OnBatch = lambda stage, done, total: None,
     controls: ShippedControls | None = None,
+    further: tuple[Plan, ...] = (),
 ) -> Evaluation:
     """Play the controls and a policy on the same hosts.
 
@@ -92,11 +84,11 @@ def evaluate(
         policy: a run directory, ``heuristic``, ``never``, or ``RULE`` for the controls alone.
         suite: name of the suite, for the result.
         parts: see ``hosts.evaluation_hosts``.
-        random_plans: number of random schedules in the library.
         members: episodes per host of a policy that samples its actions.
         work: directory in which finished stages are kept; they are not repeated.
         on_batch: see ``OnBatch``; of several parts, the stages say which.
         controls: those of these hosts, or of more, that need not be played; of one part only.
+        further: plans beside those of the library.
 
     Raises:
         UsageError: the policy does not exist or has no usable checkpoint, or a finished stage
@@ -105,7 +97,7 @@ def evaluate(
     grower = None if policy == RULE else GrowingPolicy.named(policy)
     if grower is not None and grower.learned:
         grower.agent(parts[0].fresh.seed)  # its errors should come before the controls are played
-    plans, origin = library(random_plans), None
+    plans, origin = (*library(), *further), None
     evaluations = []
     for number, hosts in enumerate(parts, 1):
         suffix = f", part {number} of {len(parts)}" if len(parts) > 1 else ""
@@ -124,21 +116,15 @@ def evaluate(
         if grower is not None:
             rungs += policy_rungs(grower, population, members, Stages(work, report))
         variants = variants_of(hosts.training)
-        evaluations.append(
-            Evaluation(
-                policy=policy,
-                suite=suite,
-                training_hosts=_tuned_on(parts),
-                tasks=[task.label for task in hosts.fresh.tasks],
-                plans=[plan.name for plan in plans],
-                rungs=rungs,
-                splits=[task.split_seed for task in hosts.fresh.tasks],
-                shipped=origin,
-                rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(variants)),
-                policy_episodes=None if grower is None else grower.episodes,
-                rents=[task.price for task in hosts.fresh.tasks],
-            )
-        )
+        tasks = hosts.fresh.tasks
+        evaluation = Evaluation(
+            policy, suite, _tuned_on(parts), [task.label for task in tasks],
+            [plan.name for plan in plans], rungs, [task.split_seed for task in tasks],
+            shipped=origin, rule_episodes=_tuned_on(parts) * (len(plans) + 2 * len(variants)),
+            policy_episodes=None if grower is None else grower.episodes,
+            rents=[task.price for task in tasks],
+        )  # fmt: skip
+        evaluations.append(evaluation)
     return join_parts(evaluations)
 
 
@@ -150,21 +136,19 @@ def join_parts(evaluations: Sequence[Evaluation]) -> Evaluation:
     tables = [{rung.name: rung for rung in part.rungs} for part in evaluations]
     first = evaluations[0]
     names = [rung.name for rung in first.rungs if all(rung.name in table for table in tables)]
-    return msgspec.structs.replace(
-        first,
-        tasks=[task for part in evaluations for task in part.tasks],
-        rungs=[join_rungs([table[name] for table in tables]) for name in names],
-        splits=[split for part in evaluations for split in part.splits],
-        rents=[price for part in evaluations for price in part.rents],
-    )
+    columns = {
+        name: [value for part in evaluations for value in getattr(part, name)]
+        for name in ("tasks", "splits", "rents")
+    }
+    rungs = [join_rungs([table[name] for table in tables]) for name in names]
+    return msgspec.structs.replace(first, rungs=rungs, **columns)
 
 
 def join_rungs(rungs: Sequence[Rung]) -> Rung:
     """The same rung on the hosts of several parts as one."""
-    names = "utility", "validation", "added", "chosen", "score"
     columns = {
         name: [value for rung in rungs for value in getattr(rung, name)]
-        for name in names
+        for name in COLUMNS
         if getattr(rungs[0], name) is not None
     }
     return msgspec.structs.replace(rungs[0], **columns)

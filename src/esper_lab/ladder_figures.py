@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from matplotlib.axes import Axes
 
 from esper.karn.report.drawing import DASHES, MUTED, SERIES, Picture, new_figure, picture
@@ -11,16 +10,7 @@ from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
 from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
-from esper_lab.ladder_steps import (
-    FRONT_HEADS,
-    front,
-    front_cells,
-    price_range,
-    sentences,
-    step_cells,
-    step_heads,
-    steps,
-)
+from esper_lab.ladder_steps import front, ladder_rows, sentences, steps
 
 FRONT_HEIGHT = 2.4
 """Height of the front below the ladder in inches, with its labels."""
@@ -103,31 +93,14 @@ def _draw_front(axes: Axes, rows: list[PricedRung]) -> None:
 
 
 def ladder_tables(evaluation: Evaluation) -> list[Table]:
-    """The rungs over all hosts, by price if it was drawn, and by task if there are several."""
+    """See ``ladder_rows``; beside the ladder of all hosts stands what it says."""
     title = f"{evaluation.policy} on {evaluation.suite}"
     text = " ".join(sentences(evaluation))
     if evaluation.shipped is not None:
         text += f" The controls ship with Esper ({evaluation.shipped})."
-    tables = [_table(evaluation, title, text, None)]
-    front_rows = front(evaluation)
-    if front_rows:
-        tables.append(_front_table(title, front_rows))
-    names = list(dict.fromkeys(evaluation.tasks))
-    if len(names) > 1:
-        tables += [_table(evaluation, f"{title}: {name}", "", name) for name in names]
-    return tables
-
-
-def _table(evaluation: Evaluation, title: str, text: str, task: str | None) -> Table:
-    rows = steps(evaluation, None if task is None else np.array(evaluation.tasks) == task)
-    heads = ["rung", *step_heads(rows[0])]
-    return Table(title, text, heads, [[r.rung.name, *step_cells(r)] for r in rows])
-
-
-def _front_table(title: str, rows: list[PricedRung]) -> Table:
-    text = (
-        "The hosts by thirds of the price of parameters. Accuracy is the expected accuracy on the "
-        "test split."
-    )
-    cells = [[f"{price_range(row)}, {row.rung}", *front_cells(row)] for row in rows]
-    return Table(f"{title}, by price", text, ["price, rung", *FRONT_HEADS], cells)
+    return [
+        Table(f"{title}: {rows.part}", "", [*rows.heads], rows.cells)
+        if rows.part
+        else Table(title, text, [*rows.heads], rows.cells)
+        for rows in ladder_rows(evaluation)
+    ]

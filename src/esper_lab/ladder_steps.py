@@ -6,25 +6,14 @@ share their test images, and a host otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from esper.karn.intervals import interval
-from esper_lab.evaluation import (
-    BLIND,
-    CAPACITY,
-    CLAIRVOYANT,
-    LOOKING,
-    NEVER_GROW,
-    RULES,
-    WITHOUT_GROWING,
-    Difference,
-    Evaluation,
-    PricedRung,
-    Rung,
-    best_rung,
-)
+from esper_lab import evaluation as names
+from esper_lab.evaluation import Difference, Evaluation, PricedRung, Rung, best_rung
 
 OFTEN = 0.1
 """Share of the hosts from which on a plan counts as one that is best somewhere."""
@@ -124,6 +113,37 @@ def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> lis
     ]
 
 
+class Rows(NamedTuple):
+    """A ladder or its front as text.
+
+    Attributes:
+        part: the hosts that it is of; empty if all.
+        heads: of the columns.
+        cells: of each row, the first of which names a rung.
+    """
+
+    part: str
+    heads: Sequence[str]
+    cells: list[list[str]]
+
+
+def ladder_rows(evaluation: Evaluation) -> list[Rows]:
+    """The rungs over all hosts, by price if it was drawn, and by task if there are several."""
+
+    def rungs(part: str, where: NDArray[np.bool_] | None = None) -> Rows:
+        ladder = steps(evaluation, where)
+        cells = [[step.rung.name, *step_cells(step)] for step in ladder]
+        return Rows(part, ("rung", *step_heads(ladder[0])), cells)
+
+    parts, by_price = [rungs("")], front(evaluation)
+    if by_price:
+        cells = [[f"{price_range(row)}, {row.rung}", *front_cells(row)] for row in by_price]
+        parts.append(Rows("by price of parameters", ("price, rung", *FRONT_HEADS), cells))
+    tasks = np.array(evaluation.tasks)
+    several = dict.fromkeys(evaluation.tasks) if len({*evaluation.tasks}) > 1 else ()
+    return [*parts, *(rungs(name, tasks == name) for name in several)]
+
+
 def step_heads(step: Step) -> tuple[str, ...]:
     """What ``step_cells`` holds; 80 columns have no room for validation and costs."""
     third = "doublings" if step.costs else "on validation"
@@ -184,7 +204,7 @@ class Headroom:
 
 def headroom(evaluation: Evaluation) -> Headroom:
     """The headroom of the suite; the opponents are the best of their kind on these hosts."""
-    clairvoyant = best_rung(evaluation.rungs, [CLAIRVOYANT])
+    clairvoyant = best_rung(evaluation.rungs, [names.CLAIRVOYANT])
     assert clairvoyant is not None
     shares = np.bincount(clairvoyant.chosen or [], minlength=len(evaluation.plans)) / len(
         evaluation.tasks
@@ -195,13 +215,13 @@ def headroom(evaluation: Evaluation) -> Headroom:
         assert rung is not None
         return points(np.subtract(clairvoyant.utility, rung.utility), evaluation.splits)
 
-    best_training = best_rung(evaluation.rungs, WITHOUT_GROWING)
+    best_training = best_rung(evaluation.rungs, names.WITHOUT_GROWING)
     return Headroom(
-        never=float(shares[0]), plans=int((shares >= OFTEN).sum()), over_blind=above(BLIND),
-        over_looking=above(LOOKING),
+        never=float(shares[0]), plans=int((shares >= OFTEN).sum()), over_blind=above(names.BLIND),
+        over_looking=above(names.LOOKING),
         over_training=None if best_training is None else above([best_training.name]),
         best_training=None if best_training is None else best_training.name,
-        least=(1.5, 0.0) if evaluation.suite == CAPACITY else (4.0, 2.0),
+        least=(1.5, 0.0) if evaluation.suite == names.CAPACITY else (4.0, 2.0),
     )  # fmt: skip
 
 
@@ -241,14 +261,14 @@ def differences(evaluation: Evaluation) -> list[Difference]:
         if not rung.policy:
             continue
         way = rung.name.partition(", ")[2]
-        names: dict[str, Sequence[str]] = {
-            "rule": RULES,
-            "training": WITHOUT_GROWING,
+        opponents: dict[str, Sequence[str]] = {
+            "rule": names.RULES,
+            "training": names.WITHOUT_GROWING,
             "misled": [f"misled twin, {way}"],
             "yoked": [f"yoked copy, {way}"],
         }
         for kind in OPPONENTS:
-            opponent = best_rung(evaluation.rungs, names[kind])
+            opponent = best_rung(evaluation.rungs, opponents[kind])
             if opponent is not None:
                 value = points(np.subtract(rung.utility, opponent.utility), evaluation.splits)
                 rows.append(Difference(rung.name, kind, opponent.name, *value, verdict(value)))
@@ -293,7 +313,7 @@ def _doublings(evaluation: Evaluation) -> dict[str, NDArray[np.float64]]:
     if any(rung.operations is None or rung.score is None for rung in evaluation.rungs):
         return {}
     doublings = {rung.name: np.log2(np.array(rung.operations)) for rung in evaluation.rungs}
-    return {name: each - doublings[NEVER_GROW] for name, each in doublings.items()}
+    return {name: each - doublings[names.NEVER_GROW] for name, each in doublings.items()}
 
 
 def training_text(evaluation: Evaluation, cost: str = "operations of training") -> str:
@@ -303,7 +323,7 @@ def training_text(evaluation: Evaluation, cost: str = "operations of training") 
     for name, counts in _doublings(evaluation).items():
         free = np.add(rungs[name].utility, counts * np.log(2.0) * (prices or 0.0))
         values[name] = float(counts.mean()), 100.0 * float(free.mean())
-    opponents = [values[name] for name in (*RULES, *WITHOUT_GROWING) if name in values]
+    opponents = [values[name] for name in (*names.RULES, *names.WITHOUT_GROWING) if name in values]
     text = []
     for name in (rung.name for rung in evaluation.rungs if rung.policy and rung.name in values):
         doublings, utility = values[name]
@@ -342,7 +362,8 @@ def front(evaluation: Evaluation) -> list[PricedRung]:
     scores were not recorded.
     """
     rents = np.array(evaluation.rents)
-    rungs = _rungs(evaluation)
+    ends, best = (names.NEVER_GROW, names.CLAIRVOYANT), best_rung(evaluation.rungs, names.RULES)
+    rungs = [each for each in evaluation.rungs if each.policy or each is best or each.name in ends]
     if any(rung.score is None for rung in rungs) or len(np.unique(rents)) < 3:
         return []
     edges = np.quantile(rents, [1 / 3, 2 / 3])
@@ -356,23 +377,9 @@ def front(evaluation: Evaluation) -> list[PricedRung]:
                 np.array(column)[where] for column in (rung.added, rung.score, rung.utility)
             )
             # ``points`` are hundredths, and parameters are counted.
-            rows.append(
-                PricedRung(
-                    rung.name,
-                    prices,
-                    int(where.sum()),
-                    points(parameters / 100.0, splits),
-                    points(score, splits),
-                    points(utility, splits),
-                )
-            )
+            columns = (points(each, splits) for each in (parameters / 100.0, score, utility))
+            rows.append(PricedRung(rung.name, prices, int(where.sum()), *columns))
     return rows
-
-
-def _rungs(evaluation: Evaluation) -> list[Rung]:
-    names = NEVER_GROW, CLAIRVOYANT
-    best = best_rung(evaluation.rungs, RULES)
-    return [rung for rung in evaluation.rungs if rung.policy or rung is best or rung.name in names]
 
 
 def price_range(row: PricedRung) -> str:
@@ -383,8 +390,5 @@ def price_range(row: PricedRung) -> str:
 
 def front_cells(row: PricedRung) -> Sequence[str]:
     """The numbers of a row as text, see ``FRONT_HEADS``."""
-    return (
-        points_text(row.added, ".0f"),
-        points_text(row.score, ".1f"),
-        points_text(row.utility, ".1f"),
-    )
+    columns = (row.added, ".0f"), (row.score, ".1f"), (row.utility, ".1f")
+    return [points_text(*column) for column in columns]

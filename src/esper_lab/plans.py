@@ -7,10 +7,9 @@ each host in hindsight.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
-from esper.leyline.actions import HEAD_WIDTHS, Style
+from esper.leyline.actions import Style
 from esper.runtime.tasks import Task
 from esper.tamiyo.baselines import blueprint_of
 from esper.tamiyo.fixed_schedule import Schedule, ScheduleActor
@@ -23,7 +22,6 @@ SIZES = 0.0, 1 / 3, 2 / 3
 POSITIONS = {"first": 0.0, "middle": 0.5, "last": 1.0}
 """Slots of the systematic plans, whose observations rules see; of two slots the first one is also
 the middle one."""
-_LATEST = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,8 @@ class Plan:
 NEVER = Plan("never")
 
 
-def library(random: int = 0) -> tuple[Plan, ...]:
-    """The systematic plans, the first of which is ``NEVER``, and ``random`` drawn ones."""
+def library() -> tuple[Plan, ...]:
+    """The systematic plans, the first of which is ``NEVER``."""
     plans = [NEVER]
     for start in STARTS:
         for size in SIZES:
@@ -86,23 +84,7 @@ def library(random: int = 0) -> tuple[Plan, ...]:
             seeds = tuple(PlannedSeed(position, size, start) for position in POSITIONS.values())
             name = f"size {size:.2f} in every slot at once from {start:.2f}"
             plans.append(Plan(name, seeds, at_once=True))
-    return (*plans, *(_random_plan(number) for number in range(random)))
-
-
-def _random_plan(number: int) -> Plan:
-    draws = np.random.default_rng([2, number])
-    seeds = tuple(
-        PlannedSeed(
-            position,
-            float(draws.random()),
-            float(_LATEST * draws.random()),
-            int(draws.integers(HEAD_WIDTHS["style"])),
-            int(draws.integers(HEAD_WIDTHS["tempo"])),
-        )
-        for position in (0.0, 0.5, 1.0)
-        if draws.random() < 0.5
-    )
-    return Plan(f"random {number}", seeds)
+    return tuple(plans)
 
 
 def schedule(plans: tuple[Plan, ...], task: Task, episode_length: int | None = None) -> Schedule:
@@ -149,16 +131,11 @@ class LibraryActor:
     def act(self, observation: Observation, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See ``baselines.Actor.act``. Tasks are known only after ``begin``."""
         if step == 0:
-            self._actor = ScheduleActor(self._schedule())
+            first, plans = self._episode * len(self._environments), self.plans
+            rows = [
+                schedule((plans[i % len(plans)],), task, self.episode_length)
+                for i, task in enumerate(self.tasks(), first)
+            ]
+            self._actor = ScheduleActor(Schedule.concatenate(rows))
             self._actor.begin(self._environments, self._episode)
         return self._actor.act(observation, step)
-
-    def _schedule(self) -> Schedule:
-        """The plan of each environment in this episode."""
-        first = self._episode * len(self._environments)
-        return Schedule.concatenate(
-            [
-                schedule((self.plans[(first + i) % len(self.plans)],), task, self.episode_length)
-                for i, task in enumerate(self.tasks())
-            ]
-        )

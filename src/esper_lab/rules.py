@@ -7,10 +7,10 @@ that begin at that step or later.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.ensemble import RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
@@ -62,18 +62,6 @@ class TrainingOutcomes:
         return TrainingOutcomes(self.utility[hosts], self.features[hosts], self.starts, self.kinds)
 
 
-class Regressor(Protocol):
-    """What predicts the utility of plans: a tree or a forest of scikit-learn."""
-
-    def fit(self, features: Floats, utility: Floats) -> object:
-        """Fit features ``[H, F']`` to utility ``[H, P]``."""
-        ...
-
-    def predict(self, features: Floats) -> Floats:
-        """The utility of every plan, ``[H, P]``."""
-        ...
-
-
 Rule = Callable[[Floats], Choices]
 """The plan of each host, int64 ``[H]``, from its observations ``[H, T, F]``."""
 
@@ -88,7 +76,7 @@ def lookup(outcomes: TrainingOutcomes) -> Rule:
     """A tree over the static features of a host: its size, its price and its time."""
     tree = DecisionTreeRegressor(max_leaf_nodes=8, min_samples_leaf=8, random_state=0)
     tree.fit(outcomes.features[:, 0, STATIC_FEATURES], outcomes.utility)
-    return lambda features: _best(tree.predict(features[:, 0, STATIC_FEATURES]))
+    return lambda features: tree.predict(features[:, 0, STATIC_FEATURES]).argmax(1)
 
 
 def one_look(outcomes: TrainingOutcomes) -> Rule:
@@ -146,8 +134,7 @@ def trigger(outcomes: TrainingOutcomes) -> Rule:
         values = outcomes.features[:, looks, feature]
         for sign in (1.0, -1.0):
             for threshold in np.unique(np.quantile(sign * values, np.linspace(0.05, 0.95, 10))):
-                crossings = sign * values > threshold
-                first = np.where(crossings.any(1), crossings.argmax(1), len(looks))
+                first = _first(sign * values > threshold)
                 worth = np.take_along_axis(worths, first[:, None, None], 2)[:, :, 0].mean(0)
                 if worth.max() > best:
                     best = float(worth.max())
@@ -176,11 +163,14 @@ def _trigger_rule(
     looks: list[int], feature: int, sign: float, threshold: float, plans: Sequence[int]
 ) -> Rule:
     def rule(features: Floats) -> Choices:
-        crossings = sign * features[:, looks, feature] > threshold
-        first = np.where(crossings.any(1), crossings.argmax(1), len(looks))
-        return np.array(plans)[first]
+        return np.array(plans)[_first(sign * features[:, looks, feature] > threshold)]
 
     return rule
+
+
+def _first(crossings: NDArray[np.bool_]) -> Choices:
+    """The first look of each host that crosses, ``[H]`` of ``[H, looks]``; their number if none."""
+    return np.where(crossings.any(1), crossings.argmax(1), crossings.shape[1])
 
 
 def tree(outcomes: TrainingOutcomes) -> Rule:
@@ -196,7 +186,7 @@ def forest(outcomes: TrainingOutcomes) -> Rule:
     return _regression_rule(outcomes, _forest)
 
 
-def _regression_rule(outcomes: TrainingOutcomes, model: Callable[[], Regressor]) -> Rule:
+def _regression_rule(outcomes: TrainingOutcomes, model: Callable[[], BaseEstimator]) -> Rule:
     """Predict the utility of every plan and choose the best, at the look of the best validation."""
     folds = np.arange(len(outcomes.utility)) % FOLDS
 
@@ -230,7 +220,7 @@ def stopping(outcomes: TrainingOutcomes) -> Rule:
         begin.fit(history, utilities if len(plans) > 1 else utilities[:, 0])
         wait.fit(history, value)
         predictions = begin.oob_prediction_.reshape(len(value), -1)
-        payoff = outcomes.utility[hosts, plans[_best(predictions)]]
+        payoff = outcomes.utility[hosts, plans[predictions.argmax(1)]]
         value = np.where(predictions.max(1) > wait.oob_prediction_, payoff, value)
         stages.append((step, plans, begin, wait))
 
@@ -240,7 +230,7 @@ def stopping(outcomes: TrainingOutcomes) -> Rule:
             history = _history(features, step)
             predictions = begin.predict(history).reshape(len(features), -1)
             choices = np.where(
-                predictions.max(1) > wait.predict(history), plans[_best(predictions)], choices
+                predictions.max(1) > wait.predict(history), plans[predictions.argmax(1)], choices
             )
         return choices
 
@@ -258,20 +248,16 @@ def _bagged_trees() -> RandomForestRegressor:
     )
 
 
-def _at(outcomes: TrainingOutcomes, step: int, model: Callable[[], Regressor]) -> Rule:
+def _at(outcomes: TrainingOutcomes, step: int, model: Callable[[], BaseEstimator]) -> Rule:
     open_plans = np.flatnonzero(outcomes.starts >= step)
     regressor = model()
     regressor.fit(_history(outcomes.features, step), outcomes.utility[:, open_plans])
-    return lambda features: open_plans[_best(regressor.predict(_history(features, step)))]
+    return lambda features: open_plans[regressor.predict(_history(features, step)).argmax(1)]
 
 
 def _history(features: Floats, step: int) -> Floats:
     """Observations at the beginning, half-way to and at ``step``, ``[H, F']``."""
     return features[:, sorted({0, step // 2, step})].reshape(len(features), -1)
-
-
-def _best(predictions: Floats) -> Choices:
-    return predictions.argmax(1)
 
 
 RULES: dict[str, Callable[[TrainingOutcomes], Rule]] = {

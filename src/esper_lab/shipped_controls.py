@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from esper.leyline.errors import UsageError
-from esper_lab.evaluation import Rung
+from esper_lab.evaluation import COLUMNS, Rung
 
 FOLDER = Path(str(files("esper_lab"))) / "shipped"
 """Folder with a file for each suite."""
@@ -57,13 +57,7 @@ class ShippedControls(msgspec.Struct, frozen=True):
 
     def first(self, hosts: int) -> list[Rung]:
         """The rungs on the first hosts."""
-        return [
-            msgspec.structs.replace(
-                _with_columns(rung, lambda values: values[:hosts]),
-                chosen=None if rung.chosen is None else rung.chosen[:hosts],
-            )
-            for rung in self.rungs
-        ]
+        return [_with_columns(rung, lambda values: values[:hosts]) for rung in self.rungs]
 
 
 def difference_text(utility: Sequence[float], never: Rung) -> str:
@@ -87,9 +81,9 @@ def shipped_controls(suite: str) -> ShippedControls | None:
     Raises:
         UsageError: the file is damaged.
     """
-    path = _path(suite)
     if suite not in shipped_suites():
         return None
+    path = FOLDER / f"{suite}.json.gz"
     try:
         content = gzip.decompress(path.read_bytes())
         return msgspec.json.decode(content, type=ShippedControls)
@@ -109,16 +103,11 @@ def write_shipped(suite: str, controls: ShippedControls) -> Path:
     rungs = [_with_columns(rung, decimals) for rung in controls.rungs]
     content = msgspec.structs.replace(controls, rungs=rungs)
     FOLDER.mkdir(exist_ok=True)
-    path = _path(suite)
+    path = FOLDER / f"{suite}.json.gz"
     path.write_bytes(gzip.compress(msgspec.json.encode(content), mtime=0))
     return path
 
 
-def _path(suite: str) -> Path:
-    return FOLDER / f"{suite}.json.gz"
-
-
 def _with_columns(rung: Rung, change: Callable[[list[float]], list[float]]) -> Rung:
-    names = "utility", "validation", "added", "score", "operations"
-    columns = ((name, getattr(rung, name)) for name in names)
+    columns = ((name, getattr(rung, name)) for name in COLUMNS)
     return msgspec.structs.replace(rung, **{name: change(each) for name, each in columns if each})

@@ -136,7 +136,7 @@ def test_a_suite_of_several_horizons_is_played_in_parts(capsys, monkeypatch) -> 
     assert [done for _, done in totals.values()] == [total for total, _ in totals.values()]
     stages = Path("evaluations/mixed-stages")
     for column, part in enumerate(evaluation_hosts("mixed", 40, 8, 1)):
-        alone = ladder.evaluate("heuristic", "mixed", [part], 0, 1, stages)
+        alone = ladder.evaluate("heuristic", "mixed", [part], 1, stages)
         for one, whole in zip(alone.rungs, found.rungs, strict=True):
             assert one.name == whole.name
             assert one.utility == whole.utility[4 * column : 4 * column + 4]
@@ -207,12 +207,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(words: str, says: str, cap
 
 def shipped(hosts: int = 6, played: bool = False) -> None:
     """Ship the controls of ``hosts`` hosts, or made-up numbers unless ``played``."""
-    (place,) = evaluation_hosts("tiny", 20, hosts, 1)
+    (place,), values = evaluation_hosts("tiny", 20, hosts, 1), [0.5] * hosts
     names = NEVER_GROW, BLIND[0], LOOKING[0], CLAIRVOYANT
-    values = [0.5] * hosts
     rungs = [Rung(name, False, values, values, values, [0] * hosts) for name in names]
     if played:
-        rungs = ladder.evaluate("rule", "tiny", [place], 0, 1, Path("stages")).rungs
+        rungs = ladder.evaluate("rule", "tiny", [place], 1, Path("stages")).rungs
     identity = controls.controls_identity(place, PLANS)
     made = shipped_controls.ShippedControls(identity, "made here", 20, hosts, rungs)
     assert shipped_controls.write_shipped("tiny", made).parent == Path("shipped").absolute()
@@ -239,25 +238,21 @@ def test_shipped_controls_are_not_played(capsys, monkeypatch) -> None:
 
 
 def test_shipped_controls_of_something_else_are_not_used(monkeypatch) -> None:
-    def why_not(
-        training: int = 20, fresh: int = 4, random_plans: int = 0, slots: tuple[str, ...] = ()
-    ) -> str:
-        sizes = training, fresh, random_plans
-        found, line = ladder.usable_controls("tiny", *sizes, slots=slots)
-        assert found is None
+    def why_not(training: int = 20, fresh: int = 4, slots: tuple[str, ...] = ()) -> str:
+        usable, line = ladder.usable_controls("tiny", training, fresh, slots=slots)
+        assert usable is None
         return line or "there are none"
 
     assert why_not() == "there are none"
     shipped(4)
-    found, line = ladder.usable_controls("tiny", 20, 4, 0)
-    assert (found.origin, line) == ("made here", None)
+    usable, line = ladder.usable_controls("tiny", 20, 4)
+    assert (usable.origin, line) == ("made here", None)
     start = "The controls are played here, because those that ship with Esper "
     assert why_not(training=21) == start + "were tuned on 20 hosts."
     assert why_not(fresh=5) == start + "are of 4 hosts."
-    assert why_not(random_plans=1) == start + "have no random schedules."
     assert why_not(slots=("wide",)) == start + "grow in the slots of the tasks."
     for module, name, value in (
-        (ladder, "library", lambda random=0: PLANS[:2]),
+        (ladder, "library", lambda: PLANS[:2]),
         (rules, "TREES", 6),
         (play, "RESULTS_VERSION", play.RESULTS_VERSION + 1),
         (baselines, "FACTORS", {"full tuning": (1.0, 2.0)}),

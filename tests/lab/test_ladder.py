@@ -47,7 +47,7 @@ def work(tmp_path_factory) -> Path:
 
 def evaluated(policy: str, work: Path, calls: Calls | None = None) -> Evaluation:
     told: Calls = [] if calls is None else calls
-    return evaluate(policy, "tiny", [HOSTS], 0, 2, work, lambda *batch: told.append(batch))
+    return evaluate(policy, "tiny", [HOSTS], 2, work, lambda *batch: told.append(batch))
 
 
 def test_the_rungs_stand_in_order_and_never_is_never(work: Path):
@@ -108,7 +108,7 @@ def test_another_suite_does_not_take_the_stages_of_this_one(work: Path):
     evaluated("rule", work)
     before = {path.name for path in work.iterdir()}
     other = Hosts(hosts(20), hosts(6, first=7))
-    evaluate("rule", "tiny", [other], 0, 2, work)
+    evaluate("rule", "tiny", [other], 2, work)
     assert before < {path.name for path in work.iterdir()}
 
 
@@ -120,7 +120,7 @@ def test_interrupted_work_continues(work: Path, tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluate("heuristic", "tiny", [HOSTS], 0, 2, tmp_path, interrupt)
+        evaluate("heuristic", "tiny", [HOSTS], 2, tmp_path, interrupt)
     assert len(list(tmp_path.iterdir())) == 2
     calls: Calls = []
     assert evaluated("heuristic", tmp_path, calls) == whole
@@ -295,7 +295,7 @@ def test_a_policy_without_a_checkpoint_is_refused_before_anything_is_played(
     copy = shutil.copytree(run, tmp_path / "copy")
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(UsageError, match=r"^policy: "):
-        evaluate(str(copy), "tiny", [Hosts(hosts(20), FRESH)], 0, 2, tmp_path / "work")
+        evaluate(str(copy), "tiny", [Hosts(hosts(20), FRESH)], 2, tmp_path / "work")
     assert not (tmp_path / "work").exists()
 
 

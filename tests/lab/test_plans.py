@@ -14,14 +14,20 @@ def task(channels: tuple[int, ...] = (3, 4, 5), length: int = 20) -> Task:
     return Task("mine", "mine", CnnHost(channels, 10, (8, 8, 1)), digits, episode_length=length)
 
 
-def test_the_library_begins_with_never_and_its_plans_differ():
-    plans = library(30)
+def plans_of_study(draws: int) -> tuple[Plan, ...]:
+    """The library and random plans, as in the studies."""
+    from populations import random_plans
+
+    return (*library(), *random_plans(draws))
+
+
+def test_the_library_begins_with_never_and_its_plans_differ(scripts_on_path):
+    plans = plans_of_study(30)
     assert plans[0] is NEVER
     assert (NEVER.seeds, NEVER.start) == ((), 1.0)
     assert len({plan.name for plan in plans}) == len(plans)
     assert len({(plan.seeds, plan.at_once) for plan in plans[: len(library())]}) == len(library())
-    assert plans[: len(library())] == library()
-    assert library(3) == library(30)[: len(library()) + 3]
+    assert plans_of_study(3) == plans[: len(library()) + 3]
 
 
 def test_plans_of_one_kind_differ_in_their_start_alone():
@@ -57,15 +63,16 @@ def test_of_two_seeds_in_one_slot_the_later_counts():
     assert int(rows.blueprint[0, 0]) == blueprint_of(1.0, task((3, 4)).host.slots[0])
 
 
-def test_every_plan_fits_every_host():
+def test_every_plan_fits_every_host(scripts_on_path):
+    plans = plans_of_study(20)
     for name in ("digits", "digits_deep", "digits_mlp", "text_gpt", "adaptation:3", "cifar_scale"):
         found = find(name)
-        rows = schedule(library(20), found)
-        assert rows.start.shape == (len(library(20)), len(found.host.slots))
+        rows = schedule(plans, found)
+        assert rows.start.shape == (len(plans), len(found.host.slots))
         for s, slot in enumerate(found.host.slots):
             planned = rows.start[:, s] < NO_START
             assert {*rows.blueprint[planned, s].tolist()} <= {*slot.kinds}
-        first = torch.tensor([round(plan.start * found.episode_length) for plan in library(20)])
+        first = torch.tensor([round(plan.start * found.episode_length) for plan in plans])
         grows = rows.start.min(1).values < NO_START
         assert (rows.start.min(1).values[grows] >= first[grows]).all()
 

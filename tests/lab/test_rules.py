@@ -161,7 +161,7 @@ def test_a_rule_gains_nothing_where_there_is_nothing_to_see(name: str):
     assert abs(worth(rule, fresh) - 0.5) < 0.01
 
 
-def test_starts_of_random_plans_do_not_disturb_the_trigger():
+def test_starts_of_random_plans_do_not_disturb_the_trigger(scripts_on_path):
     known = event(population(0))
     more = TrainingOutcomes(
         np.concatenate([known.utility, known.utility[:, :1] - 1.0], 1), known.features,
@@ -170,7 +170,9 @@ def test_starts_of_random_plans_do_not_disturb_the_trigger():
     fresh = event(population(1))
     chosen = RULES["trigger"](more)(fresh.features)
     assert (chosen == RULES["trigger"](known)(fresh.features)).all()
-    plans = library(5)
+    from populations import random_plans
+
+    plans = (*library(), *random_plans(5))
     shape = (30, len(plans))
     draws = np.random.default_rng(0)
     outcome = Outcome(*[draws.normal(size=shape)] * 6, features=known.features[:30])

@@ -23,7 +23,7 @@ from esper.leyline.errors import UsageError
 from esper.runtime.gate import Permission
 from esper.runtime.plugins import load
 from esper.runtime.tasks import SUITES, TASKS, find, find_all
-from esper.scripts.tasks import ARCHIVES, Archive, show, tasks
+from esper.scripts.tasks import ARCHIVES, Archive, TasksArguments, show, tasks
 from esper.simic.training.vectorized import run_training
 from esper_lab import describe
 from esper_lab.describe import STAGES, Diagnosis, Ending, PolicyResult
@@ -217,16 +217,11 @@ def test_a_users_own_task_is_described(tmp_path: Path, capsys) -> None:  # type:
 def test_a_description_plays_as_many_environments_as_may_be(
     groups: int, refused: bool, monkeypatch
 ) -> None:
-    class Played(Exception):
-        pass
-
-    def played(*_: object) -> None:
-        raise Played
-
     monkeypatch.setattr(describe, "MAX_ENVIRONMENTS", 8)
-    monkeypatch.setattr(describe, "diagnose", played)
-    with pytest.raises(UsageError if refused else Played):
-        describe.describe(Console(), [find("digits")], describe.Trial(groups, 2, "paired"))
+    monkeypatch.setattr(describe, "diagnose", None)
+    trial = TasksArguments(groups=groups, group_size=2, reward="paired")
+    with pytest.raises(UsageError if refused else TypeError):
+        describe.describe(Console(), [find("digits")], trial)
 
 
 def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -242,17 +237,17 @@ def test_a_description_shows_test_with_validation_beside_it(monkeypatch) -> None
         for name, level in (("never", 0.2), ("everything", 0.5))
     }
     console = Console(file=io.StringIO(), width=100)
-    monkeypatch.setattr(
-        describe, "diagnose", lambda *given: Diagnosis(results, 0.1, 0.2, 0.7, 1.0, 2.0)
-    )
-    describe.describe(console, [find("digits")], describe.Trial(3, 2, "paired"))
+    diagnosis = Diagnosis(results, 0.1, 0.2, 0.7, 1.0, 2.0)
+    monkeypatch.setattr(describe, "diagnose", lambda *arguments: diagnosis)
+    trial = TasksArguments(groups=3, group_size=2, reward="paired")
+    describe.describe(console, [find("digits")], trial)
     assert isinstance(console.file, io.StringIO)
     lines = [re.split(r" *[│┃] *", line) for line in console.file.getvalue().splitlines()]
     cells = {line[1]: line[2:-1] for line in lines if len(line) == 5}
 
     def means(split: str, figure: str, form: str) -> list[str]:
-        found = (getattr(getattr(one, split), figure) for one in results.values())
-        return [f"{100 * values.mean():{form}}" for values in found]
+        rows = (getattr(getattr(one, split), figure) for one in results.values())
+        return [f"{100 * values.mean():{form}}" for values in rows]
 
     assert cells["gain, points"] == means("test", "gain", "+.1f")
     assert cells["validation difference"] == means("validation", "gain", "+.1f")

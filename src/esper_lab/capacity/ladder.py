@@ -120,7 +120,6 @@ def rung_of(
     name: str, entries: Sequence[Entry], hosts: Sequence[Host], operations: Sequence[float]
 ) -> Rung:
     """The rung of a policy from an entry for each host, of never growing with ``operations``."""
-
     columns = []
     for one, host, count in zip(entries, hosts, operations, strict=True):
         never = {"parameters": one["host_parameters"], "operations": count}
