@@ -85,13 +85,17 @@ class Again(nn.Module):
         return torch.cat([x, x.square()][: self.times], 1)
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others(times: int) -> None:
+@pytest.mark.parametrize(("times", "repeats", "samples"), [(1, 1, 200), (2, 1, 200), (1, 3, 10)])
+def test_the_share_is_the_gradient_that_new_channels_explain_beyond_the_others(
+    times: int, repeats: int, samples: int
+) -> None:
     torch.manual_seed(0)
     first = nn.Sequential(nn.Tanh(), Again(times))
-    model = nn.Sequential(nn.Linear(6, 4), first, nn.Linear(4 * times, 3))
-    x, y = numbers(200, 0)
+    model = nn.Sequential(nn.Linear(6, 4 * repeats), first, nn.Linear(4 * repeats * times, 3))
+    x, y = numbers(samples, 0)
     with torch.no_grad():
+        model[0].weight.copy_(model[0].weight[:4].repeat(repeats, 1))
+        model[0].bias.copy_(model[0].bias[:4].repeat(repeats))
         (group,), _ = channel_groups(model, lambda: model(x))
 
     def backward(module: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
@@ -214,22 +218,22 @@ def test_new_hidden_units_read_each_other_as_those_of_a_new_layer_of_the_wider_s
 def test_samples_that_tell_no_more_candidates_apart_end_the_choice(monkeypatch) -> None:
     """The others come in order, each once, instead of a look at all of them for each."""
     torch.manual_seed(0)
-    model, looks = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), 0
-    x = torch.randn(6, 5)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    x, candidates = torch.randn(6, 5), list[int]()
     gains = new_units._Reader.gains
 
     def counted(reader: new_units._Reader) -> Tensor:
-        nonlocal looks
-        looks += 1
+        candidates.append(len(gains(reader)))
         return gains(reader)
 
     def backward(module: nn.Module, batch: Tensor) -> None:
         module(batch).square().mean().backward()
 
     monkeypatch.setattr(new_units._Reader, "gains", counted)
+    monkeypatch.setattr(new_units, "MORE", 100)
     (group,), _ = channel_groups(model, lambda: model(x))
     new, share = propose(model, group, 200, [x], backward, torch.Generator().manual_seed(1))
-    assert looks <= len(x) + 1
+    assert [300] * len(candidates) == candidates[: len(x) + 1]
     assert share == pytest.approx(1.0, abs=1e-5)
     assert new.entries["0.weight"].unique(dim=0).shape == (200, 5)
 

@@ -70,10 +70,8 @@ def grow(
     """
     options = GrowOptions(**arguments)
     loaders = {"train_loader": train_loader, "validation_loader": validation_loader}
-    if options.test_loader is not None:
-        loaders["test_loader"] = options.test_loader
-    if options.retain_loader is not None:
-        loaders["retain_loader"] = options.retain_loader
+    more = {name: getattr(options, name) for name in ("test_loader", "retain_loader")}
+    loaders |= {name: loader for name, loader in more.items() if loader is not None}
     recipe = _recipe(model, loaders, options)
     if options.run_directory is None:
         return _grown(model, loaders, recipe)
@@ -109,13 +107,11 @@ def _grown(model: nn.Module, loaders: dict[str, Iterable[Any]], recipe: Recipe) 
             if each is not None:
                 each.test = recipe.evaluator(each.model, options.test_loader, scale)()
     if result.twin is not None:
+        models = result.model, result.twin.model
         for split in ("validation", "test"):
-            if f"{split}_loader" in loaders:
-                loader = loaders[f"{split}_loader"]
-                models = result.model, result.twin.model
+            if (loader := loaders.get(f"{split}_loader")) is not None:
                 values = [sample_values(recipe.evaluator(x, loader, scale)) for x in models]
-                bounds = interval(*values)
-                if bounds is not None:
+                if (bounds := interval(*values)) is not None:
                     result.difference[split] = bounds
     return result
 

@@ -226,8 +226,8 @@ class LayerGrowth:
         if self.factor is None:
             counts = planned_counts(self.model, groups, self.cost)
         else:
-            extra = {group: group.new_count(self.factor - 1.0) for group in groups}
-            counts = {group: count for group, count in extra.items() if count}
+            counts = {group: group.new_count(self.factor - 1.0) for group in groups}
+        counts = {group: count for group, count in counts.items() if count}
         while most is not None and counts and wider_size(self.model, counts) > most:
             halves = {group: group.half(count) for group, count in counts.items()}
             counts = {group: count for group, count in halves.items() if count}

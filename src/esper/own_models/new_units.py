@@ -31,8 +31,8 @@ from esper.kasmina.new_channels import (
 from esper.kasmina.wider_layers import widen
 from esper.own_models.samples import random_state_kept
 
-CANDIDATES = 256
-"""Random channels from which the new ones are taken."""
+CANDIDATES, MORE = 256, 1024
+"""Least number of random channels, and most beyond the new ones, which are taken from them."""
 BATCHES = 4
 """Minibatches on which they are compared."""
 ROWS = 8192
@@ -68,7 +68,7 @@ def propose(
 
         candidates = balanced_channels(model, group, count, generator)
     else:
-        number = max(CANDIDATES * group.channels // group.width, 4 * count)
+        number = max(CANDIDATES * group.channels // group.width, min(4 * count, count + MORE))
         number = number if group.readers else count  # there is nothing to compare them by
         candidates = random_channels(trial, group, number, group.channels + count, generator)
     widen(trial, group, candidates)
@@ -145,8 +145,9 @@ def _pursuit(
 class _Reader:
     """Candidates that a layer reads, and their gradients, less what is explained already.
 
-    Of the candidates' covariance only a basis is computed, as in a pivoted Cholesky factorisation.
-    A kernel's shifted copies of a channel are taken as equally correlated.
+    Products of all pairs are computed once, and of what is explained only rows, as in batch
+    orthogonal matching pursuit (Rubinstein, Zibulevsky and Elad, 2008). A kernel's shifted copies
+    of a channel are taken as equally correlated.
     """
 
     def __init__(
@@ -159,9 +160,10 @@ class _Reader:
         columns = (indices[..., None] * block + torch.arange(block)).flatten()
         grads = [each.grad for each in record[2] if each.grad is not None]
         gradient = torch.cat([rows_first(layer, x, axes=axes) for x in grads]).double()[:, columns]
-        rank = record[2][0].ndim if axes is None else 2
-        inputs = torch.cat([_rows(x, rank) for x in record[0]])
-        outputs = sum(float(_rows(g, rank).double().square().sum()) for g in record[1])
+        rank = record[2][0].ndim if axes is None else 2  # that of the weight which reads
+        axis = record[0][0].ndim - rank + 1
+        inputs = torch.cat([x.movedim(axis, -1).reshape(-1, x.shape[axis]) for x in record[0]])
+        outputs = sum(float(g.double().square().sum()) for g in record[1])
         samples = max(len(inputs), 1)
         entries = inputs[:: -(-samples // ROWS)].double()[:, columns]  # at most ROWS, evenly spread
         # Position by position of a flattened map, a channel is one variable; a head has several.
@@ -172,18 +174,19 @@ class _Reader:
         gradient = gradient.reshape(len(gradient), number, block, -1)
         gradient = gradient.movedim(1, -1).reshape(-1, number) / samples
         old = group.channels * self.variables
-        host, self.entries = (entries / len(entries) ** 0.5).tensor_split([old], 1)
-        self.variance = self.entries.square().sum(0)
         self.least = 1e-12 * float(entries.square().mean(0).max())
-        values, vectors = torch.linalg.eigh(host.T @ host)
-        is_used = values > self.least
-        whitening = vectors[:, is_used] / values[is_used].sqrt()
-        self.size = whitening.shape[1]
-        self.basis = entries.new_empty(self.size + count * self.variables, number - old)
-        self.basis[: self.size] = (host @ whitening).T @ self.entries
-        self.variance -= self.basis[: self.size].square().sum(0)
+        host, entries = (entries / len(entries) ** 0.5).tensor_split([old], 1)
+        by_sample = len(host) < old
+        values, vectors = torch.linalg.eigh(host @ host.T if by_sample else host.T @ host)
+        values, vectors = values[values > self.least], vectors[:, values > self.least]
+        whitening = host.T @ (vectors / values) if by_sample else vectors / values.sqrt()
+        basis = (host @ whitening).T @ entries
         reduction = gradient[:, :old] @ whitening
-        self.gradient = gradient[:, old:] - reduction @ self.basis[: self.size]
+        gradient = gradient[:, old:] - reduction @ basis
+        self.factors, self.size = (entries, basis, gradient), 0
+        self.variance, common, self.squares = (x.square().sum(0) for x in self.factors)
+        self.variance -= common
+        self.rows = entries.new_empty(2, count * self.variables, number - old)
         self.remainder = outputs / samples - float(reduction.square().sum())
 
     def explain(self, channel: int) -> None:
@@ -191,25 +194,24 @@ class _Reader:
         for each in range(self.variables * channel, self.variables * (channel + 1)):
             if self.variance[each] <= self.least:
                 continue
-            basis = self.basis[: self.size]
-            row = self.entries.T @ self.entries[:, each] - basis.T @ basis[:, each]
-            row /= self.variance[each].sqrt()
-            reduction = self.gradient[:, each] / self.variance[each].sqrt()
-            self.remainder -= float(reduction.square().sum())
-            self.gradient -= reduction[:, None] * row
+            if not self.size:
+                entries, basis, gradient = (x.T @ x for x in self.factors)
+                self.covariance, self.products = entries - basis, gradient
+            deviation, (rows, halves) = self.variance[each].sqrt(), self.rows[:, : self.size]
+            row = (self.covariance[each] - rows.T @ rows[:, each]) / deviation
+            product = self.products[each] - rows.T @ halves[:, each] - halves.T @ rows[:, each]
+            decrease = float(product[each] / self.variance[each])
+            self.remainder -= decrease
+            # Gradients lose their product with this candidate's, over its deviation, times row.
+            half = product / deviation - 0.5 * decrease * row
+            self.squares -= 2.0 * half * row
             self.variance -= row.square()
-            self.basis[self.size] = row
+            self.rows[0, self.size], self.rows[1, self.size] = row, half
             self.size += 1
 
     def gains(self) -> Tensor:
         """What each candidate explains of the squared gradient, ``[C]``; of a head, the sum of what
         each of its variables would alone."""
         limit = max(1e-8 * float(self.variance.max()), self.least)
-        gain = self.gradient.square().sum(0) / self.variance
+        gain = self.squares.clamp(min=0.0) / self.variance
         return torch.where(self.variance > limit, gain, 0.0).view(-1, self.variables).sum(1)
-
-
-def _rows(x: Tensor, rank: int) -> Tensor:
-    """An activation as ``[positions, channels]``; the weight that reads it has so many axes."""
-    axis = x.ndim - rank + 1
-    return x.movedim(axis, -1).reshape(-1, x.shape[axis])

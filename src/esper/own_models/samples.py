@@ -296,10 +296,8 @@ def set_random_state(state: dict[str, Any], loaders: Iterable[object]) -> None:
     name, keys, *positions = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *positions))
     random.setstate(state["python"])
-    for generator, generator_state in zip(
-        loader_generators(loaders), state["loaders"], strict=True
-    ):
-        generator.set_state(generator_state)
+    for generator, position in zip(loader_generators(loaders), state["loaders"], strict=True):
+        generator.set_state(position)
 
 
 @contextmanager

@@ -325,8 +325,7 @@ class Attempts:
                 if number == 0:
                     set_random_state(checkpoint["begun"], self.recipe.loaders)
             else:
-                epoch = len(state["growth"]["history"])
-                report(f"resuming after epoch {epoch} from {self.path}")
+                report(f"resuming after epoch {len(state['growth']['history'])} from {self.path}")
             log = self.recipe.log
             observe = None if log is None else partial(log.epoch, name, number + 1)
             result = self._attempt(model, policy, validate, number, state, observe)
