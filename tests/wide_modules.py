@@ -832,6 +832,29 @@ class Pairs(nn.Module):
         return self.norm(self.left(x)) @ self.other(self.right(x)).T
 
 
+class Modulated(nn.Module):
+    """A condition scales, shifts and gates what norms without parameters compute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.condition, self.parts = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 48)
+        for number in range(2):
+            block = nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 7), nn.Linear(7, 8)
+            setattr(self, f"block{number}", nn.ModuleList(block))
+        self.norm, self.last = nn.RMSNorm(8, elementwise_affine=False), nn.Linear(8, 16)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        condition, x = self.condition(x).relu(), self.embed(x)
+        parts = self.parts(condition).chunk(6, -1)
+        for (norm, inner, outer), (scale, shift, gate) in zip(
+            (self.block0, self.block1), (parts[:3], parts[3:]), strict=True
+        ):
+            x = x + gate * outer(inner(norm(x) * (1 + scale) + shift).relu())
+        scale, shift = self.last(condition).chunk(2, -1)
+        return self.head(self.norm(x) * (1 + scale) + shift)
+
+
 def zero_start() -> nn.Module:
     """Residual blocks whose last norms begin at 0 (Goyal et al., 2017)."""
     module = ResidualNet()
@@ -947,6 +970,10 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[str,
     "directions": (
         lambda: Pairs(nn.functional.normalize, nn.functional.normalize),
         lambda: torch.randn(8, 6), ("left + right",),
+    ),
+    "modulated": (
+        Modulated, lambda: torch.randn(8, 6),
+        ("embed + parts + block0.2 + block1.2 + last", "condition", "block0.1", "block1.1"),
     ),
     "reader": (Reader, lambda: torch.randn(8, 6, 4), ("gru",)),
     "own weights": (

@@ -132,10 +132,8 @@ def channel_groups(
           can, with copies.
         - By name of a group that cannot, or perhaps, why not. Outputs of the module are not listed.
     """
-    units: dict[str, Unit] = {}
-    queues: dict[str, list[Unit]] = {}
-    attempts: defaultdict[str, set[Unit]] = defaultdict(set)
-    trials = Trials()
+    units, first, trials = dict[str, Unit](), dict[str, Unit](), Trials()
+    queues, attempts = dict[str, list[Unit]](), defaultdict[str, set[Unit]](set)
     groups = _pass(model, run, units, trials)
     for _ in range(MOST_PASSES):
         before = dict(units)
@@ -144,6 +142,7 @@ def channel_groups(
             attempts[name].update(new)
             if queue:
                 units[name] = queue.pop(0)
+                first.setdefault(name, units[name])
             queues[name] = queue
         if units == before:
             break
@@ -155,12 +154,16 @@ def channel_groups(
     mixtures = [group for group in groups if group.is_mixed]
     mixable = {name for group in mixtures for name in group.writers}
     candidates = defaultdict[str, list[TracedGroup]](list)
-    for contracts in (False, True):
-        if all(g.writers[0] in candidates and not (g.products or g.silent) for g in mixtures):
-            break
-        for group in _pass(model, run, units, trials, mixable, contracts):
-            is_small = not group.is_balanced or group.channels <= MOST_BALANCED
-            is_new = not group.reason and mixable.issuperset(group.writers)
+    # Perhaps a norm alone mixes what scales and shifts it, whose first units are right.
+    passes = [(units, False), (units, True), ({**first, **units}, False)]
+    for each, contracts in passes[: 2 + (first.keys() > units.keys())]:
+        is_further = each is not units
+        known = (g.writers[0] in candidates and not (g.products or g.silent) for g in mixtures)
+        if not is_further and all(known):
+            continue
+        for group in _pass(model, run, each, trials, mixable, contracts):
+            is_small = group.channels <= MOST_BALANCED if group.is_balanced else not is_further
+            is_new = not group.reason and mixable.issuperset(group.writers[: is_further or None])
             if is_new and is_small and group.contracts >= contracts:
                 candidates[group.writers[0]].append(group)
     wide, reasons = list[ChannelGroup](), dict[str, str]()

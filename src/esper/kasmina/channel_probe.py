@@ -12,8 +12,8 @@ from esper.kasmina.nested import map_leaves, tensors
 
 NO_AXIS = -1
 """Of an output in which there are no channels, such as the lengths of packed sequences."""
-MOST_GATES = 3
-"""Parts of a layer's rows that may hold the same channels: queries, keys and values."""
+MOST_GATES = 6
+"""Parts of a layer's rows that may hold the same channels: scales, shifts and gates of a block."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,11 @@ def size_names(module: nn.Module) -> tuple[str, ...]:
     return next((names for kind, names in SIZES.items() if isinstance(module, kind)), of_norm)
 
 
+def is_bare_norm(module: nn.Module) -> bool:
+    """Whether a norm of all channels has their number alone, and no parameter."""
+    return "normalized_shape" in size_names(module) and not tensors_of(module)
+
+
 def size_of(module: nn.Module, name: str) -> int:
     """The size that a layer has in an attribute, of a shape its last one."""
     value = getattr(module, name)

@@ -81,7 +81,7 @@ def resize(
                     set_size(module, attribute, size)
         join_weights(module)
     for module, key, size in list(later_numbers(model, before)):
-        setattr(module, key, size)
+        set_size(module, key, size)
     if optimizer is not None:
         exchange(optimizer, later)
     return names

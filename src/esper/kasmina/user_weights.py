@@ -5,8 +5,8 @@ computes what one would, also with a weight that is computed of parameters: ``se
 or, of several experts, ``self.weight[i]``.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.kasmina.attention_heads import head_attributes
-from esper.kasmina.layer_kinds import is_of_user, numbers_of, tensors_of
+from esper.kasmina.layer_kinds import is_bare_norm, is_of_user, numbers_of, size_of, tensors_of
 from esper.kasmina.nested import tensors
 
 _MATMULS = "matmul", "__matmul__", "mm", "bmm", "grouped_mm", "_grouped_mm"
@@ -135,11 +135,13 @@ def _axes(product: Product, x: Tensor) -> Axes | None:
 def later_numbers(
     model: nn.Module, before: Mapping[int, torch.Size]
 ) -> Iterator[tuple[nn.Module, str, int]]:
-    """Numbers of channels that users' modules hold, where their tensors have become longer.
+    """Numbers of channels that users' modules or norms hold, where tensors have become longer.
 
     A module does not say which of its numbers are sizes: one is if its name is that of a size, and
     if all axes of that size, in it and in the modules that it holds, have become as long. Where
-    only those that read have, it counts them unless its name says ``out``, and the reverse.
+    only those that read have, it counts them unless its name says ``out``, and the reverse. A norm
+    without parameters has as many channels as the next module reads, which may be one that scales
+    what it computes: those of most norms of a size count.
 
     Args:
         model: the module that has become wider.
@@ -148,6 +150,7 @@ def later_numbers(
     Yields:
         the module, the name of the attribute and its new value.
     """
+    yield from _later_norms(list(model.modules()), before)
     for module in model.modules():
         # Where heads are counted, a size may be their number, and theirs follow by other rules.
         is_plain = is_of_user(module) and not head_attributes(module)
@@ -161,6 +164,32 @@ def later_numbers(
             sizes = side if further == {size} else side | further
             if size > 1 and len(sizes) == 1 and size not in sizes:
                 yield module, key, min(sizes)
+
+
+def _later_norms(
+    modules: Sequence[nn.Module], before: Mapping[int, torch.Size]
+) -> Iterator[tuple[nn.Module, str, int]]:
+    """The same of norms without parameters; those of one size have another if most have."""
+    sizes = {i: size_of(x, "normalized_shape") for i, x in enumerate(modules) if is_bare_norm(x)}
+    votes = defaultdict[int, Counter[int]](Counter)
+    for i, size in sizes.items():
+        votes[size][_size_behind(modules[i:], before, size)] += 1
+    for i, size in sizes.items():
+        ((new, _),) = votes[size].most_common(1)
+        if new != size:
+            yield modules[i], "normalized_shape", new
+
+
+def _size_behind(modules: Sequence[nn.Module], before: Mapping[int, torch.Size], size: int) -> int:
+    """What has become of a number of columns, or of rows, in the first module that has as many."""
+    for module in modules:
+        tensors = [x for _, x in tensors_of(module) if x.ndim > 1]
+        shapes = [(before.get(id(x), x.shape), x.shape) for x in tensors]
+        for axis in (1, 0):
+            for old, new in shapes:
+                if old[axis] == size:
+                    return new[axis]
+    return size
 
 
 class Readings(TorchFunctionMode):

@@ -29,7 +29,7 @@ def wider_groups(
     before, wide = run() if groups else None, dict[tuple[str, ...], ChannelGroup]()
     # Streams last, as those heads join them that are not wider alone.
     for group in sorted(groups, key=lambda each: each.is_balanced):
-        if group.writers in wide:
+        if not {name for writers in wide for name in writers}.isdisjoint(group.writers):
             continue
         heads = tuple(x for x in groups if x.writers not in wide and _are_heads(x, group))
         further = [group, *([replace(group, heads=group.heads + heads)] if heads else [])]

@@ -17,6 +17,7 @@ from esper.kasmina.layer_kinds import (
     gates_of,
     group_counts,
     holder_of,
+    is_bare_norm,
     is_of_user,
     layer_at,
     numbers_of,
@@ -161,13 +162,13 @@ def _lengthen(
 
 
 def _resize_users(model: nn.Module, change: Widening) -> None:
-    """Change attributes of users' modules that hold sizes of their tensors."""
-    if any(is_of_user(module) and numbers_of(module) for module in model.modules()):
+    """Change attributes that hold sizes of tensors, or of those behind a norm without any."""
+    if any(numbers_of(x) if is_of_user(x) else is_bare_norm(x) for x in model.modules()):
         from esper.kasmina.user_weights import later_numbers  # most modules have none
 
         before = {id(after): x.shape for _, _, x, after in change.exchanges}
         for module, key, size in list(later_numbers(model, before)):
-            _add(change, module, key, size - getattr(module, key))
+            _add(change, module, key, size - size_of(module, key))
 
 
 def _put_shared(change: Widening, module: nn.Module, key: str, x: Tensor) -> bool:

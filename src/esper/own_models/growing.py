@@ -151,8 +151,6 @@ def _recipe(model: nn.Module, loaders: dict[str, Iterable[Any]], options: GrowOp
 def _device(model: nn.Module, name: torch.device | str | None) -> torch.device:
     """The device to train on; moves the module there."""
     if name is not None:
-        device = usable_device(name)
-        model.to(device)
-        return device
+        model.to(usable_device(name))
     example = next(model.parameters(), None)
     return torch.device("cpu") if example is None else example.device

@@ -107,10 +107,9 @@ class LayerGrowth:
 
         copyable, reasons = self._structure(batches, repeats)
         depths = Counter(repeat.container for repeat in copyable)
-        reasons |= {
-            name: f"it has {depth} blocks" for name, depth in depths.items() if depth > MOST_BLOCKS
-        }
-        plan = [each for each in copyable if depths[each.container] <= MOST_BLOCKS]
+        deep = {name: f"it has {n} blocks" for name, n in depths.items() if n > MOST_BLOCKS}
+        reasons |= deep
+        plan = [each for each in copyable if each.container not in deep]
         total, most = parameter_count(self.model), self.options.max_parameters
         for repeat in list(plan):
             size = parameter_count(self.model.get_submodule(f"{repeat.container}.{repeat.index}"))

@@ -231,8 +231,7 @@ class Recipe:
         return None if loader is None else self.evaluator(model, loader, Scale())
 
     def _shared(self) -> dict[str, Any]:
-        names = ("unpack", "amp_dtype", "higher_is_better")
-        options = {name: getattr(self.options, name) for name in names}
+        options = {x: getattr(self.options, x) for x in ("unpack", "amp_dtype", "higher_is_better")}
         return {"objective": self.objective, "device": self.device, **options}
 
 
