@@ -9,7 +9,7 @@ from house import SOURCE, functions, is_no_noun, lines, names, package_lines
 
 REPOSITORY = Path(__file__).parents[1]
 PAGE = REPOSITORY / "docs" / "packages.md"
-CEILINGS = {"esper.own_models": 6_111, "esper_lab": 4_500}
+CEILINGS = {"esper.own_models": 6_110, "esper_lab": 4_500}
 """What the budgets of the page may not exceed, whatever it says."""
 
 NO_NOUNS = 0.005

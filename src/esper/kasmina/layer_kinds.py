@@ -53,7 +53,8 @@ def size_names(module: nn.Module) -> tuple[str, ...]:
 
 def is_bare_norm(module: nn.Module) -> bool:
     """Whether a norm of all channels has their number alone, and no parameter."""
-    return "normalized_shape" in size_names(module) and not tensors_of(module)
+    shape = getattr(module, "normalized_shape", ())
+    return isinstance(shape, tuple | list) and len(shape) == 1 and not tensors_of(module)
 
 
 def size_of(module: nn.Module, name: str) -> int:

@@ -152,5 +152,4 @@ def _device(model: nn.Module, name: torch.device | str | None) -> torch.device:
     """The device to train on; moves the module there."""
     if name is not None:
         model.to(usable_device(name))
-    example = next(model.parameters(), None)
-    return torch.device("cpu") if example is None else example.device
+    return next(model.parameters(), torch.empty(0, device=name)).device
