@@ -31,7 +31,7 @@ def tiny(number: int) -> Task:
         name=f"tiny:{number}", summary="tiny", host=CnnHost((6, 8), classes=10, image=(8, 8, 1)),
         data=partial(shifted_digits, () if shift is None else (shift,), 200, 0), episode_length=12,
         max_batches=4, batch_size=32, learning_rate=3e-2, host_learning_rate=0.0, pretraining=CLEAN,
-        price=0.1, family="tiny",
+        price=0.1, family="tiny", validation_part=60,
     )  # fmt: skip
 
 

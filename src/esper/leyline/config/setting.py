@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -117,20 +117,23 @@ def about(field: Field[Any]) -> Setting:
 
 def settings_of(kind: type) -> Mapping[str, Field[Any]]:
     """The settings of a dataclass and of its nested dataclasses, by name."""
-    return {f.name: f for f in _settings(kind)}
+    return _settings(kind)
+
+
+@cache
+def _settings(kind: Any) -> Mapping[str, Field[Any]]:
+    settings: dict[str, Field[Any]] = {}
+    for part in in_order(kind):
+        if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
+            settings |= settings_of(part.type)
+        else:
+            settings[part.name] = part
+    return settings
 
 
 def in_order(kind: type) -> list[Field[Any]]:
     """The fields of a dataclass; those that it has in common with others come last."""
     return sorted(dataclasses.fields(kind), key=lambda f: f.name not in kind.__annotations__)
-
-
-def _settings(kind: type) -> Iterator[Field[Any]]:
-    for part in in_order(kind):
-        if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
-            yield from _settings(part.type)
-        else:
-            yield part
 
 
 def spellings(kind: type) -> dict[str, str]:
@@ -156,16 +159,13 @@ def meanings(kind: type) -> Mapping[str, str]:
     return texts
 
 
-_NAME = re.compile(r"\w[\w.+-]{0,59}")
-
-
 def check_name(name: str | None) -> None:
     """Refuse a name that could not be that of one directory.
 
     Raises:
         UsageError: names the field and what a name may be.
     """
-    if name is not None and _NAME.fullmatch(name) is None:
+    if name is not None and re.fullmatch(r"\w[\w.+-]{0,59}", name) is None:
         raise UsageError(
             "name: must be 1 to 60 letters, digits and any of _ . + -, the first a letter, digit "
             f"or _, got {shown(name)}"
