@@ -688,10 +688,10 @@ def test_numbers_with_the_name_of_a_size_follow_it_unless_it_means_several() -> 
     before |= {id(module.first.bias): torch.Size([3]), id(module.head.weight): torch.Size([7, 3])}
     changes = [(key, size) for _, key, size in later_numbers(module, before)]
     assert changes == [("hidden_dim", 5)]
-    # Of norms without parameters the one of all channels alone.
+    # Of norms without parameters the one of all channels alone, by the columns that it is read by.
     norms = [nn.LayerNorm(shape, elementwise_affine=False) for shape in (3, (2, 3))]
-    network = nn.Sequential(*norms, module.head)
-    assert [change[0] for change in later_numbers(network, before)] == norms[:1]
+    network, before = nn.Sequential(*norms, module.head), {id(module.head.weight): (3, 3)}
+    assert [(x, size) for x, _, size in later_numbers(network, before)] == [(norms[0], 4)]
 
 
 class Lengths(nn.Module):
