@@ -209,13 +209,10 @@ def play_baseline(
             stand_in, lambda env: NeverActor(), 1, on_batch=on_batch, trained_by=trained_by
         )
         parameters = np.maximum(_host_sizes(stand_in.tasks) - _host_sizes(population.tasks), 0.0)
-        utilities = {
-            f"{split}_utility": after_price(score, parameters, population.tasks)
-            for split, score in (
-                ("test", outcome.test_score), ("validation", outcome.validation_score)
-            )
-        }  # fmt: skip
-        parts.append(replace(outcome, added=parameters, **utilities))
+        price = partial(after_price, parameters=parameters, tasks=population.tasks)
+        test, validation = map(price, (outcome.test_score, outcome.validation_score))
+        changes = {"test_utility": test, "validation_utility": validation, "added": parameters}
+        parts.append(replace(outcome, **changes))
     return Outcome.join(parts, axis=1)
 
 

@@ -35,7 +35,7 @@ from esper_lab.evaluation import CAPACITY, LADDER_FILE, Evaluation, encoded
 from esper_lab.hosts import SPLITS, evaluation_hosts, training_of
 from esper_lab.ladder import RULE, usable_controls
 from esper_lab.ladder import evaluate as evaluated
-from esper_lab.ladder_steps import differences, front, ladder_rows, sentences
+from esper_lab.ladder_steps import FRONT_HEADS, differences, front, ladder_rows, sentences
 from esper_lab.play import OnBatch
 
 PROGRAM = "esper evaluate"
@@ -249,14 +249,18 @@ def _check_directory(field: str, path: Path) -> None:
 
 
 def show(console: Console, evaluation: Evaluation) -> None:
-    """Print the ladder over all hosts, by price and by task; rungs of the policies stand out."""
-    policies = tuple(rung.name for rung in evaluation.rungs if rung.policy)
-    for rows in ladder_rows(evaluation):
-        table = Table(title=rows.part or evaluation.suite, title_justify="left")
-        for number, head in enumerate(rows.heads):
-            table.add_column(head, justify="right" if number else "left")
-        for cells in rows.cells:
-            table.add_row(*cells, style="bold" if cells[0].endswith(policies) else None)
+    """Print the ladder over all hosts, by task and by price; rungs of the policies stand out."""
+    policies = [rung.name for rung in evaluation.rungs if rung.policy]
+    for part, heads, rows in sorted(ladder_rows(evaluation), key=lambda x: x[1] == FRONT_HEADS):
+        table, last = Table(title=part or evaluation.suite, title_justify="left"), ""
+        for head in (*(["price"] if heads == FRONT_HEADS else []), "", *heads):
+            table.add_column(head, justify="right" if head in heads else "left")
+        for prices, rung, *numbers in rows:
+            if prices != last:
+                table.add_section()
+            labels = ["" if prices == last else prices, rung] if prices else [rung]
+            table.add_row(*labels, *numbers, style="bold" if rung in policies else None)
+            last = prices
         console.print(table)
     for text in sentences(evaluation):
         console.print(text, soft_wrap=True)

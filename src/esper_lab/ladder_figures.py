@@ -10,10 +10,14 @@ from esper.karn.report.tables import Table
 from esper.leyline.errors import UsageError
 from esper.leyline.run_files import LADDERS
 from esper_lab.evaluation import Evaluation, PricedRung, read_evaluation
-from esper_lab.ladder_steps import front, ladder_rows, sentences, steps
+from esper_lab.ladder_steps import FRONT_HEADS, front, ladder_rows, sentences, steps
 
 FRONT_HEIGHT = 2.4
 """Height of the front below the ladder in inches, with its labels."""
+FRONT_TEXT = (
+    "The hosts by thirds of the price of parameters. Accuracy is the expected accuracy on the test "
+    "split."
+)
 MARGIN, BELOW, GAP = 2.3, 0.48, 0.6
 """Inches left of the axes, below them, and between ladder and front."""
 
@@ -98,9 +102,14 @@ def ladder_tables(evaluation: Evaluation) -> list[Table]:
     text = " ".join(sentences(evaluation))
     if evaluation.shipped is not None:
         text += f" The controls ship with Esper ({evaluation.shipped})."
-    return [
-        Table(f"{title}: {rows.part}", "", [*rows.heads], rows.cells)
-        if rows.part
-        else Table(title, text, [*rows.heads], rows.cells)
-        for rows in ladder_rows(evaluation)
-    ]
+    tables = []
+    for part, heads, rows in ladder_rows(evaluation):
+        label, words, of_part = "rung", "" if part else text, part and f": {part}"
+        if heads == FRONT_HEADS:
+            label, words, of_part = "price, rung", FRONT_TEXT, ", by price"
+        cells = [
+            [", ".join(filter(None, labels)), *numbers]
+            for labels, numbers in ((row[:2], row[2:]) for row in rows)
+        ]
+        tables.append(Table(title + of_part, words, [label, *heads], cells))
+    return tables

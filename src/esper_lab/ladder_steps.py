@@ -6,7 +6,6 @@ share their test images, and a host otherwise.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -113,18 +112,9 @@ def steps(evaluation: Evaluation, where: NDArray[np.bool_] | None = None) -> lis
     ]
 
 
-class Rows(NamedTuple):
-    """A ladder or its front as text.
-
-    Attributes:
-        part: the hosts that it is of; empty if all.
-        heads: of the columns.
-        cells: of each row, the first of which names a rung.
-    """
-
-    part: str
-    heads: Sequence[str]
-    cells: list[list[str]]
+Rows = tuple[str, Sequence[str], list[list[str]]]
+"""Of a ladder or its front: of which hosts, empty if all; heads; cells of each row: the prices,
+empty but in the front, the rung, and one for each head."""
 
 
 def ladder_rows(evaluation: Evaluation) -> list[Rows]:
@@ -132,13 +122,13 @@ def ladder_rows(evaluation: Evaluation) -> list[Rows]:
 
     def rungs(part: str, where: NDArray[np.bool_] | None = None) -> Rows:
         ladder = steps(evaluation, where)
-        cells = [[step.rung.name, *step_cells(step)] for step in ladder]
-        return Rows(part, ("rung", *step_heads(ladder[0])), cells)
+        cells = [["", step.rung.name, *step_cells(step)] for step in ladder]
+        return part, step_heads(ladder[0]), cells
 
     parts, by_price = [rungs("")], front(evaluation)
     if by_price:
-        cells = [[f"{price_range(row)}, {row.rung}", *front_cells(row)] for row in by_price]
-        parts.append(Rows("by price of parameters", ("price, rung", *FRONT_HEADS), cells))
+        cells = [[price_range(row), row.rung, *front_cells(row)] for row in by_price]
+        parts.append(("by price of parameters", FRONT_HEADS, cells))
     tasks = np.array(evaluation.tasks)
     several = dict.fromkeys(evaluation.tasks) if len({*evaluation.tasks}) > 1 else ()
     return [*parts, *(rungs(name, tasks == name) for name in several)]

@@ -107,15 +107,15 @@ def test_the_table_is_printed_and_in_the_report():
     show(console, FOUND)
     assert isinstance(console.file, io.StringIO)
     printed = console.file.getvalue()
-    (table,) = (
-        table for table in ladder_tables(FOUND) if table.title.endswith("by price of parameters")
-    )
+    (table,) = (table for table in ladder_tables(FOUND) if table.title.endswith("by price"))
     assert table.columns == ["price, rung", *FRONT_HEADS]
     rows = front(FOUND)
     for row, cells in zip(rows, table.rows, strict=True):
         assert cells == [f"{price_range(row)}, {row.rung}", *front_cells(row)]
-        line = rf"│ {re.escape(cells[0])} +│ +" + " │ +".join(map(re.escape, front_cells(row)))
+        line = rf"│ {re.escape(row.rung)} +│ +" + " │ +".join(map(re.escape, front_cells(row)))
         assert re.search(line, printed), row
+    for prices in {price_range(row) for row in rows}:
+        assert printed.count(f"│ {prices} │") == 1
 
 
 def test_the_picture_has_a_line_for_every_rung_and_a_point_for_every_third():

@@ -162,6 +162,8 @@ def test_a_rule_gains_nothing_where_there_is_nothing_to_see(name: str):
 
 
 def test_starts_of_random_plans_do_not_disturb_the_trigger(scripts_on_path):
+    from populations import random_plans
+
     known = event(population(0))
     more = TrainingOutcomes(
         np.concatenate([known.utility, known.utility[:, :1] - 1.0], 1), known.features,
@@ -170,8 +172,6 @@ def test_starts_of_random_plans_do_not_disturb_the_trigger(scripts_on_path):
     fresh = event(population(1))
     chosen = RULES["trigger"](more)(fresh.features)
     assert (chosen == RULES["trigger"](known)(fresh.features)).all()
-    from populations import random_plans
-
     plans = (*library(), *random_plans(5))
     shape = (30, len(plans))
     draws = np.random.default_rng(0)

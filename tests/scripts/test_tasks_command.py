@@ -220,7 +220,8 @@ def test_a_description_plays_as_many_environments_as_may_be(
     monkeypatch.setattr(describe, "MAX_ENVIRONMENTS", 8)
     monkeypatch.setattr(describe, "diagnose", None)
     trial = TasksArguments(groups=groups, group_size=2, reward="paired")
-    with pytest.raises(UsageError if refused else TypeError):
+    error, text = (UsageError, "are more than 8") if refused else (TypeError, "not callable")
+    with pytest.raises(error, match=text):
         describe.describe(Console(), [find("digits")], trial)
 
 

@@ -157,14 +157,14 @@ def channel_groups(
     # Perhaps a norm alone mixes what scales and shifts it, whose first units are right.
     passes = [(units, False), (units, True), ({**first, **units}, False)]
     for each, contracts in passes[: 2 + (first.keys() > units.keys())]:
-        is_further = each is not units
         known = (g.writers[0] in candidates and not (g.products or g.silent) for g in mixtures)
-        if not is_further and all(known):
+        if each is units and all(known):
             continue
         for group in _pass(model, run, each, trials, mixable, contracts):
-            is_small = group.channels <= MOST_BALANCED if group.is_balanced else not is_further
-            is_new = not group.reason and mixable.issuperset(group.writers[: is_further or None])
-            if is_new and is_small and group.contracts >= contracts:
+            is_fit = group.channels <= MOST_BALANCED if group.is_balanced else each is units
+            names = group.writers if each is units else group.writers[:1]
+            is_new = not group.reason and mixable.issuperset(names)
+            if is_new and is_fit and group.contracts >= contracts:
                 candidates[group.writers[0]].append(group)
     wide, reasons = list[ChannelGroup](), dict[str, str]()
     for group in groups:

@@ -140,8 +140,8 @@ def later_numbers(
     A module does not say which of its numbers are sizes: one is if its name is that of a size, and
     if all axes of that size, in it and in the modules that it holds, have become as long. Where
     only those that read have, it counts them unless its name says ``out``, and the reverse. A norm
-    without parameters has as many channels as the next module reads, which may be one that scales
-    what it computes: those of most norms of a size count.
+    without parameters has as many channels as the next module reads; as that may be the one of a
+    condition, which reads others, norms of one size follow their majority.
 
     Args:
         model: the module that has become wider.
@@ -185,10 +185,9 @@ def _size_behind(modules: Sequence[nn.Module], before: Mapping[int, torch.Size],
     for module in modules:
         tensors = [x for _, x in tensors_of(module) if x.ndim > 1]
         shapes = [(before.get(id(x), x.shape), x.shape) for x in tensors]
-        for axis in (1, 0):
-            for old, new in shapes:
-                if old[axis] == size:
-                    return new[axis]
+        sizes = [new[axis] for axis in (1, 0) for old, new in shapes if old[axis] == size]
+        if sizes:
+            return sizes[0]
     return size
 
 

@@ -121,7 +121,7 @@ def settings_of(kind: type) -> Mapping[str, Field[Any]]:
 
 
 @cache
-def _settings(kind: Any) -> Mapping[str, Field[Any]]:
+def _settings(kind: Any) -> Mapping[str, Field[Any]]:  # mypy takes no dataclass for hashable
     settings: dict[str, Field[Any]] = {}
     for part in in_order(kind):
         if isinstance(part.type, type) and dataclasses.is_dataclass(part.type):
